@@ -24,7 +24,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path, PurePosixPath
 
-from launcher.runs.plan.arguments import DATA, series
+from launcher.agent.series import series_of
+from launcher.runs.plan.arguments import DATA
 from launcher.runs.plan.program import PROGRAMS
 
 ARGUMENTS = "megatron.training.arguments"
@@ -391,7 +392,9 @@ def programs(git_dir: Path, tags: list[str]) -> dict[str, str]:
         command = ["git", "-C", str(git_dir), "grep", "-l", "__main__", tag, "--", *folders]
         listed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
         for line in listed.splitlines():
-            found.setdefault(line.partition(":")[2], []).append(series(tag.removeprefix("core_v")))
+            found.setdefault(line.partition(":")[2], []).append(
+                series_of(tag.removeprefix("core_v"))
+            )
     return {path: " ".join(there) for path, there in found.items()}
 
 
@@ -405,7 +408,7 @@ def main(argv: list[str]) -> int:
         PROGRAMS.write_text(f"{text}\n", encoding="utf-8")
         return 0
     git_dir, *tags = argv
-    checkouts = {series(t.removeprefix("core_v")): Checkout(Path(git_dir), t) for t in tags}
+    checkouts = {series_of(t.removeprefix("core_v")): Checkout(Path(git_dir), t) for t in tags}
     data = upstreams({name: options_of(checkout) for name, checkout in checkouts.items()})
     data["choices"] = restricted({name: choices_of(one) for name, one in checkouts.items()})
     data["kinds"] = spanned({name: kinds_of(one) for name, one in checkouts.items()})

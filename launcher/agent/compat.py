@@ -13,61 +13,48 @@ from collections.abc import Mapping
 from typing import Any
 
 from launcher.agent.ranks.ending import OptionError
+from launcher.agent.series import has, since
 
-SINCE: dict[str, tuple[object, str]] = {
-    "moe_shared_expert_intermediate_size": (None, "0.10"),
-    "moe_shared_expert_gate": (False, "0.16"),
-    "moe_router_score_function": ("softmax", "0.11"),
-    "fp8_recipe": ("delayed", "0.12"),
+NEEDED: dict[str, tuple[object, str]] = {
+    "moe_shared_expert_intermediate_size": (None, "shared experts"),
+    "moe_shared_expert_gate": (False, "shared experts' gate"),
+    "moe_router_score_function": ("softmax", "scores by sigmoid"),
+    "fp8_recipe": ("delayed", "FP8 recipes"),
 }
-"""Options of the training program: what any release can do, and the first that can do more."""
+"""Options of the training program: what any series can do, and what it takes to do more."""
 
-CHOICES_SINCE = {("moe_router_load_balancing_type", "seq_aux_loss"): "0.11"}
+CHOICES_NEEDED = {("moe_router_load_balancing_type", "seq_aux_loss"): "balance by sequences"}
 """The same of single values."""
 
-SCALES_BY_CONTEXT, SCALES_AUXILIARY = "0.12", "0.16"
-"""The first releases whose schedules multiply losses by CP: the model's, the routers'."""
+OVER_CONTEXT = "experts are over context parallelism"
+VIRTUAL_ON_CPU = "interleaved stages wait for nothing that they send"
+"""As gloo would have them."""
 
-OVER_CONTEXT = "0.10"
-"""The first release whose experts are over context parallelism too, and not the replicas alone."""
-
-VIRTUAL_ON_CPU = "0.10"
-"""The first release whose interleaved schedule doesn't wait for what it sends, as gloo would."""
-
-TORCH_SHARES = "0.15"
-"""The first release whose distributed optimizer works with torch's Adam too, in numpy 2 as well."""
-
-
-def at_least(release: str, first: str) -> bool:
-    """Whether 0.10.0 is at least 0.9: by numbers."""
-    return _numbers(release) >= _numbers(first)
-
-
-def _numbers(release: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in release.split(".")[:2])
+TORCH_SHARES = "the distributed optimizer shares torch's Adam"
+"""In numpy 2 as well."""
 
 
 def lacking(values: Mapping[str, Any], release: str, world: int) -> list[tuple[str, str]]:
-    """Those of the training program's options that `release` can't do, and the first that can.
+    """Those of the training program's options that `release` can't do, and the series that can.
 
     Options go by their plain names: num_layers. `world` are all ranks.
     """
     told = [
-        (name, since)
-        for name, (usual, since) in SINCE.items()
-        if values.get(name, usual) != usual and not at_least(release, since)
+        (name, since(fact))
+        for name, (usual, fact) in NEEDED.items()
+        if values.get(name, usual) != usual and not has(release, fact)
     ]
     told += [
-        (f"{name} {value}", since)
-        for (name, value), since in CHOICES_SINCE.items()
-        if values.get(name) == value and not at_least(release, since)
+        (f"{name} {value}", since(fact))
+        for (name, value), fact in CHOICES_NEEDED.items()
+        if values.get(name) == value and not has(release, fact)
     ]
     split = (f"{one}_parallel_size" for one in ("tensor_model", "pipeline_model", "context"))
     tensor, pipeline, context = (int(values.get(name) or 1) for name in split)
     experts, replicas = "expert_model_parallel_size", world // (tensor * pipeline * context)
     over = context > 1 and replicas % int(values.get(experts) or 1)
-    if over and not at_least(release, OVER_CONTEXT):
-        told.append((f"{experts} over context parallelism", OVER_CONTEXT))
+    if over and not has(release, OVER_CONTEXT):
+        told.append((f"{experts} over context parallelism", since(OVER_CONTEXT)))
     return told
 
 
@@ -77,12 +64,12 @@ def check_model(arguments: Namespace) -> None:
 
     lacks = lacking(vars(arguments), __version__, int(os.environ.get("WORLD_SIZE", "1")))
     each = "num_layers_per_virtual_pipeline_stage"
-    if getattr(arguments, each) and arguments.on_cpu and not at_least(__version__, VIRTUAL_ON_CPU):
-        lacks.append((f"{each} on the CPU", VIRTUAL_ON_CPU))
-    for told, since in lacks:
+    if getattr(arguments, each) and arguments.on_cpu and not has(__version__, VIRTUAL_ON_CPU):
+        lacks.append((f"{each} on the CPU", since(VIRTUAL_ON_CPU)))
+    for told, first in lacks:
         name, _, how = told.partition(" ")
         option = f"--{name.replace('_', '-')} {how}".strip()
-        raise OptionError(f"{option} needs Megatron-Core {since} or newer; this is {__version__}")
+        raise OptionError(f"{option} needs Megatron-Core {first} or newer; this is {__version__}")
 
 
 def prepare_experts() -> None:
@@ -113,14 +100,14 @@ def loss_factor(context: int) -> float:
     """
     from megatron.core.package_info import __version__
 
-    return 1.0 / context if at_least(__version__, SCALES_BY_CONTEXT) else 1.0
+    return 1.0 / context if has(__version__, "schedules scale the loss by CP") else 1.0
 
 
 def auxiliary_factor(context: int) -> int:
     """What the coefficients of the routers' losses are multiplied by, for the same in any CP."""
     from megatron.core.package_info import __version__
 
-    return 1 if at_least(__version__, SCALES_AUXILIARY) else context
+    return 1 if has(__version__, "schedules scale the routers' losses") else context
 
 
 def expert_data_group() -> Any:
@@ -185,10 +172,10 @@ def check_distributed_optimizer() -> None:
     from megatron.core.optimizer.distrib_optimizer import HAVE_APEX_OR_TE
     from megatron.core.package_info import __version__
 
-    if not (HAVE_APEX_OR_TE or at_least(__version__, TORCH_SHARES)):
+    if not (HAVE_APEX_OR_TE or has(__version__, TORCH_SHARES)):
         raise OptionError(
-            f"--use-distributed-optimizer needs Megatron-Core {TORCH_SHARES} or newer, or Apex or "
-            f"TransformerEngine; this is {__version__} without either"
+            f"--use-distributed-optimizer needs Megatron-Core {since(TORCH_SHARES)} or newer, or "
+            f"Apex or TransformerEngine; this is {__version__} without either"
         )
 
 

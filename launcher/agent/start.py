@@ -29,7 +29,7 @@ def contents(root: str) -> "dict[str, bytes]":
     found = {}
     for folder, _, names in os.walk(os.path.join(root, "launcher")):
         for name in names:
-            if name.endswith(".py"):
+            if name.endswith((".py", ".json")):
                 path = os.path.join(folder, name)
                 with open(path, "rb") as file:
                     found[os.path.relpath(path, root)] = file.read()

@@ -44,6 +44,7 @@ _OWN = (
     "base/files.py",
     "base/owned.py",
     "agent/**/*.py",
+    "agent/series/*.json",
     "trainer/**/*.py",
 )
 """What travels: the agent, the trainer, and what the two take from the rooms below them."""

@@ -31,7 +31,8 @@ def test_it_is_written_once_for_all_to_read_whatever_the_umask(tmp_path: Path) -
     assert folder.name == kept.digest == payload.digest()
     modes = {stat.S_IMODE(path.lstat().st_mode) for path in folder.rglob("*") if path.is_dir()}
     assert modes == {0o755}
-    found = [path for path in folder.rglob("*.py") if stat.S_IMODE(path.lstat().st_mode) == 0o644]
+    files = [path for path in folder.rglob("*") if path.suffix in (".py", ".json")]
+    found = [path for path in files if stat.S_IMODE(path.lstat().st_mode) == 0o644]
     assert len(found) == len(payload.contents())
     assert not [path for path in folder.rglob("*") if path.is_symlink()]
     written = folder.stat().st_ino

@@ -10,6 +10,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from launcher.agent import series
 from launcher.base.errors import EngineError
 from launcher.base.settings import expanded, settings
 from launcher.runs import payload
@@ -95,7 +96,10 @@ def _decided(
 
 
 def _unused(plan: Plan, facts: Facts) -> Iterator[str]:
-    """What an older image carries in vain."""
+    """What an older image carries in vain, and what its Megatron is taken for."""
+    if facts.instead_of is not None:
+        there = f"Megatron {facts.instead_of}".rstrip()
+        yield f"{there} is taken for {facts.release}, which it may differ from"
     if facts.runner:
         yield f"{plan.image} has the runner of launcher {facts.runner} in it, which isn't used"
 
@@ -159,11 +163,17 @@ def release(asked: Asked, chosen: Backend) -> str | None:
 
 
 def _known(asked: Asked, facts: Facts) -> Facts:
-    """The facts, with those of a checkout that takes the place of the image's Megatron."""
-    if not asked.config.source:
-        return facts
-    release = _checkout(asked.config.source, asked.cwd)
-    return replace(facts, release=release, scripts=True)
+    """The facts, with those of a checkout that takes the place of the image's Megatron.
+
+    A series that nobody has described is the one that the run file takes it for.
+    """
+    if asked.config.source:
+        release = _checkout(asked.config.source, asked.cwd)
+        facts = replace(facts, release=release, scripts=True)
+    taken = asked.config.megatron
+    if taken and not (facts.release and series.is_known(facts.release)):
+        return replace(facts, release=taken.as_, instead_of=facts.release or "")
+    return facts
 
 
 def new_stamp() -> Stamp:

@@ -13,6 +13,7 @@ from typing import TypeVar
 
 from pydantic import BaseModel
 
+from launcher.agent.series import removed, series_of
 from launcher.base.errors import Faults, nearest
 from launcher.base.yamlfile import printable
 from launcher.runs.runfile.config import Checkpoint, Data, Logging, Model, Parallel, Training
@@ -93,9 +94,9 @@ class Table:
 
     def options_of(self, release: str) -> set[str] | None:
         """Megatron's options in `release`; None for a series that the table doesn't know."""
-        if series(release) not in self.releases:
+        if series_of(release) not in self.releases:
             return None
-        at = self.releases.index(series(release))
+        at = self.releases.index(series_of(release))
         return {name for name, spans in self.megatron.items() if self._has(spans, at)}
 
     def choices_of(self, release: str | None) -> dict[str, tuple[str, ...]]:
@@ -112,9 +113,9 @@ class Table:
 
     def _said(self, of: Mapping[str, Mapping[T, Spans]], release: str) -> dict[str, T]:
         """What is said of each option in `release`; nothing of a series that isn't known."""
-        if series(release) not in self.releases:
+        if series_of(release) not in self.releases:
             return {}
-        at = self.releases.index(series(release))
+        at = self.releases.index(series_of(release))
         return {
             option: said
             for option, several in of.items()
@@ -127,23 +128,12 @@ class Table:
         several = [self.choices_of(None).get(option, ()), *self.choices.get(option, ())]
         return tuple(sorted({value for allowed in several for value in allowed}))
 
-    def spans(self, text: str, release: str | None) -> bool:
-        """Whether `release` is in the spans '0.9-0.12,0.15-'; for one that isn't known, all are."""
-        known = release and series(release) in self.releases
-        order = [series(str(release))] if known else self.releases
-        return all(self._has(_spans(text), self.releases.index(one)) for one in order)
-
     def _has(self, spans: Spans, at: int) -> bool:
         order = self.releases
         return any(
             order.index(first) <= at and (not last or at <= order.index(last))
             for first, last in spans.pairs
         )
-
-
-def series(release: str) -> str:
-    """'0.16' for '0.16.1' and '0.16.1+abc': options change between series, hardly within one."""
-    return ".".join(release.split(".")[:2])
 
 
 @cache
@@ -228,6 +218,9 @@ def check_megatron(options: dict[str, str], release: str, *, own: bool = False) 
     if there is None:
         return
     for option, where in options.items():
+        if instead := removed(release).get(option):
+            problem = f"{where}: Megatron {release} takes {option} only to end at"
+            faults.add(problem, f"Write {instead} in its place.")
         if option in there or (own and option not in table().megatron):
             continue
         known = table().megatron.get(option)

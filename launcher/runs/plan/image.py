@@ -19,11 +19,13 @@ class Facts:
     """What an image holds: its Megatron release, and upstream's scripts or not; None is unknown.
 
     runner: the version of the launcher whose runner and trainer an older image has
+    instead_of: the release that `release` is taken for, where the run file says so
     """
 
     release: str | None = None
     scripts: bool | None = None
     runner: str = ""
+    instead_of: str | None = None
 
 
 def reference(image: Image) -> str:

@@ -6,16 +6,13 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from math import gcd, isqrt, lcm
 
+from launcher.agent import series
 from launcher.base.errors import UsageError
-from launcher.runs.plan.arguments import table
 from launcher.runs.runfile.config import RunConfig
 from launcher.runs.runfile.source import Origin
 
 LARGEST_AUTO = 16
 """The largest micro-batch that `auto` chooses; larger ones gain little and need much memory."""
-
-SHARED_GROUPS = "0.16-"
-"""The releases in which tensor-parallel processes may share a query group."""
 
 EXCLUSIVE = (
     ("fp16", "bf16"),
@@ -163,7 +160,7 @@ def _model(config: RunConfig, where: Layout, release: str | None) -> Iterator[Br
     heads, groups, layers = model.num_attention_heads, model.num_query_groups, model.num_layers
     if heads and heads % where.tensor:
         yield _indivisible("parallel.tensor_model_parallel_size", where.tensor, "heads", heads)
-    shared = config.program != "gpt" and table().spans(SHARED_GROUPS, release)
+    shared = config.program != "gpt" and series.has(release, "TP shares query groups")
     if groups and groups % where.tensor and not (shared and where.tensor % groups == 0):
         key = "parallel.tensor_model_parallel_size"
         yield _indivisible(key, where.tensor, "query groups", groups)

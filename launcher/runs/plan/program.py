@@ -9,6 +9,7 @@ from functools import cache
 from itertools import count
 from pathlib import Path
 
+from launcher.agent import series
 from launcher.base.errors import Faults
 from launcher.runs.plan.arguments import table
 from launcher.runs.plan.image import Facts
@@ -83,6 +84,7 @@ def check(started: Program, config: RunConfig, facts: Facts, origin: Origin, wor
             "scripts",
             "Use program: gpt, give --source PATH, a Megatron-LM checkout, or build with SOURCE=.",
         )
+    _check_series(started, config, facts, origin, faults)
     if started.name == QUICKSTART:
         _check_quickstart(config, origin, world, faults)
     elif started.kind is not Kind.SCRIPT and not (config.data.path or config.data.mock):
@@ -94,6 +96,23 @@ def check(started: Program, config: RunConfig, facts: Facts, origin: Origin, wor
     if config.guard.goes_back:
         _check_guard(started, config, facts, origin, faults)
     faults.refuse()
+
+
+def _check_series(
+    started: Program, config: RunConfig, facts: Facts, origin: Origin, faults: Faults
+) -> None:
+    """Refuse a series of Megatron that nobody has described, unless it is taken for one."""
+    if config.megatron and not series.is_known(config.megatron.as_):
+        faults.add(
+            f"{origin.place('megatron.as')}: no series {config.megatron.as_} is known",
+            f"Known are {', '.join(series.known())}.",
+        )
+    elif started.kind is Kind.OURS and facts.release and not series.is_known(facts.release):
+        near = series.nearest(facts.release)
+        faults.add(
+            f"{origin.place('program')}: gpt doesn't know Megatron {facts.release}",
+            f'Take an image with Megatron {near}, or try it as that: megatron: {{as: "{near}"}}.',
+        )
 
 
 def fewest(config: RunConfig) -> int:

@@ -12,13 +12,13 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from math import inf, isfinite
 
-from launcher.runs.plan.arguments import Value, key_of, table
+from launcher.agent import series
+from launcher.runs.plan.arguments import Value, key_of
 from launcher.runs.plan.layout import Layout
 
 ELSEWHERE = ("yaml_cfg", "use_checkpoint_args")
 """With one of these, another file has some of the arguments."""
 
-ALWAYS = "0.9-"
 EP = "expert_model_parallel_size"
 VIRTUAL = ("num_layers_per_virtual_pipeline_stage", "num_virtual_stages_per_pipeline_rank")
 UNEVEN = ("decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers")
@@ -57,51 +57,52 @@ class Told:
 
 @dataclass(frozen=True)
 class Rule:
-    """What is wrong with an option, and the smallest mend, in the releases that say so.
+    """What is wrong with an option, and the smallest mend.
 
-    With `lacking` it is asked for where the option isn't given too.
+    `fact`: the fact of a series that the rule goes by; "" for a rule of all series.
+    `lacking`: apply the rule even when the option is absent.
     """
 
     option: str
     broken: Callable[[Told], bool]
     problem: str
     mend: str
-    releases: str = ALWAYS
+    fact: str = ""
     lacking: bool = False
 
 
-def needs(option: str, *others: str, releases: str = ALWAYS) -> Rule:
+def needs(option: str, *others: str, fact: str = "") -> Rule:
     """The option asks for one of the others."""
     problem = f"needs {' or '.join(map(key_of, others))}"
     mend = f"Set {key_of(others[0])}, or leave {key_of(option)} out."
-    return Rule(option, lambda o: not o.has(*others), problem, mend, releases)
+    return Rule(option, lambda o: not o.has(*others), problem, mend, fact)
 
 
-def excludes(option: str, other: str, releases: str = ALWAYS) -> Rule:
+def excludes(option: str, other: str, fact: str = "") -> Rule:
     """The option goes without the other."""
     problem = f"doesn't go with {key_of(other)}"
-    return Rule(option, lambda o: o.has(other), problem, "Keep one of the two.", releases)
+    return Rule(option, lambda o: o.has(other), problem, "Keep one of the two.", fact)
 
 
-def _splits(option: str, split: Callable[[Told], bool], releases: str) -> Rule:
+def _splits(option: str, split: Callable[[Told], bool], fact: str) -> Rule:
     """Virtual stages are of a pipeline."""
     return Rule(
         option,
         lambda o: o.where.pipeline == 1 and split(o),
         "virtual stages are of a pipeline, and there is none",
         f"Leave {key_of(option)} out, or set parallel.pipeline_model_parallel_size to 2 or more.",
-        releases,
+        fact,
     )
 
 
-def _tokenizer(option: str, kinds: str, problem: str, mend: str, releases: str = ALWAYS) -> Rule:
+def _tokenizer(option: str, kinds: str, problem: str, mend: str, fact: str = "") -> Rule:
     """Tokenizers that have to be given an option."""
     return Rule(
         option,
         lambda o: o.text("tokenizer_type") in kinds.split() and not o.has(option),
         problem,
         mend,
-        releases,
+        fact,
         lacking=True,
     )
 
@@ -204,8 +205,8 @@ RULES = (
          "Set megatron_args.no_persist_layer_norm to true.", lacking=True),
 
     # Pipelines.
-    _splits(VIRTUAL[0], lambda o: True, "0.9-0.12"),
-    *(_splits(option, _is_split, "0.13-") for option in VIRTUAL),
+    _splits(VIRTUAL[0], lambda o: True, "virtual stages need a pipeline"),
+    *(_splits(option, _is_split, "one virtual stage is none") for option in VIRTUAL),
     Rule("no_overlap_p2p_communication", lambda o: _interleaves(o) and o.where.pipeline == 2,
          "virtual stages of a pipeline of 2 send and receive at once",
          "Leave it out, or set parallel.pipeline_model_parallel_size to 3 or more."),
@@ -217,17 +218,19 @@ RULES = (
     Rule(UNEVEN[0], _uneven,
          "the layers left aren't divisible by the stages between the first and the last",
          "Set megatron_args.decoder_first_pipeline_num_layers and _last_ so that they are.",
-         "0.16-", lacking=True),
+         "uneven stages are checked", lacking=True),
 
     # The distributed optimizer and what it overlaps.
-    needs("overlap_param_gather", "use_distributed_optimizer", releases="0.9-0.13"),
+    needs("overlap_param_gather", "use_distributed_optimizer",
+          fact="parameters are gathered for the distributed optimizer alone"),
     needs("overlap_param_gather", "use_distributed_optimizer", "use_megatron_fsdp",
-          releases="0.14-0.16"),
+          fact="parameters are gathered for FSDP too"),
     Rule("overlap_param_gather", lambda o: (
              not o.has("use_distributed_optimizer", "use_megatron_fsdp")
              and not o.text("optimizer").startswith("dist_")),
          "needs parallel.use_distributed_optimizer",
-         "Set parallel.use_distributed_optimizer: true, or leave it out.", "0.17-"),
+         "Set parallel.use_distributed_optimizer: true, or leave it out.",
+         "parameters are gathered for optimizers of shards"),
     needs("overlap_param_gather", "overlap_grad_reduce"),
     needs("overlap_param_gather_with_optimizer_step", "use_distributed_optimizer"),
     needs("overlap_param_gather_with_optimizer_step", "overlap_param_gather"),
@@ -246,10 +249,10 @@ RULES = (
          "Set it to a divisor of megatron_args.num_experts."),
     Rule(EP, lambda o: o.number(EP) > 1 and o.has("fp16"),
          "expert parallelism isn't for fp16",
-         "Set training.bf16: true in place of training.fp16.", "0.9-0.15"),
+         "Set training.bf16: true in place of training.fp16.", "experts go without fp16"),
     Rule(EP, lambda o: _unreplicated(o) and not _apart(o),
          "the replicas aren't divisible by it",
-         "Set it to a divisor of the data-parallel size.", "0.9-0.9"),
+         "Set it to a divisor of the data-parallel size.", "experts divide the replicas"),
     Rule(EP, lambda o: _unreplicated(o) and _apart(o),
          "the replicas aren't divisible by it, and the processes aren't divisible by expert × "
          "tensor × pipeline parallelism",
@@ -257,23 +260,25 @@ RULES = (
     Rule(EP, lambda o: _apart(o) and not _unreplicated(o),
          "the processes aren't divisible by expert × tensor × pipeline parallelism",
          "Set it to a smaller one, or megatron_args.expert_tensor_parallel_size: 1.",
-         "0.10-", lacking=True),
+         "experts divide the processes", lacking=True),
     Rule(EP, lambda o: (
              o.number(EP) > 1 and o.where.tensor > 1 and not o.has("sequence_parallel")),
          "with tensor parallelism it needs parallel.sequence_parallel",
          "Set parallel.sequence_parallel: true."),
-    needs("moe_ffn_hidden_size", "num_experts", releases="0.13-0.17"),
+    needs("moe_ffn_hidden_size", "num_experts", fact="an expert's size needs experts"),
     needs("moe_pad_expert_input_to_capacity", "moe_expert_capacity_factor"),
     Rule("moe_expert_capacity_factor",
          lambda o: o.text("moe_token_dispatcher_type", "allgather") == "allgather",
          "is for the alltoall dispatcher",
-         "Set megatron_args.moe_token_dispatcher_type: alltoall, or leave it out.", "0.9-0.11"),
+         "Set megatron_args.moe_token_dispatcher_type: alltoall, or leave it out.",
+         "capacity is for alltoall"),
     Rule("moe_router_topk", lambda o: (
              o.number("moe_router_topk") == 1 and not o.has("moe_router_pre_softmax")
              and o.text("moe_router_score_function", "softmax") == "softmax"
              and o.text("moe_router_load_balancing_type") != "sinkhorn"),
          "one expert for each token needs its softmax before the choice",
-         "Set megatron_args.moe_router_pre_softmax: true.", "0.11-"),
+         "Set megatron_args.moe_router_pre_softmax: true.",
+         "one expert needs its softmax first"),
 
     # Learning rate and weight decay.
     *(_warms(unit) for unit in ("iters", "samples")),
@@ -295,12 +300,12 @@ RULES = (
          "needs megatron_args.start_weight_decay and end_weight_decay",
          "Set both, or leave it out."),
     excludes("override_opt_param_scheduler", "use_checkpoint_opt_param_scheduler"),
-    excludes("rampup_batch_size", "train_iters", "0.9-0.17"),
+    excludes("rampup_batch_size", "train_iters", "the batch grows"),
     Rule("rampup_batch_size",
          lambda o: o.number("rampup_batch_size") >= o.number("global_batch_size", inf),
          "begins at the global batch or above",
          "Set its first number to less than training.global_batch_size, or leave it out.",
-         "0.9-0.17"),
+         "the batch grows"),
 
     # Recomputing.
     Rule("distribute_saved_activations", lambda o: o.where.tensor == 1,
@@ -320,7 +325,8 @@ RULES = (
          "full needs megatron_args.recompute_method and recompute_num_layers",
          "Set recompute_method: uniform and recompute_num_layers: 1."),
     Rule("use_tp_pp_dp_mapping", lambda o: o.number(EP) > 1 or o.where.context > 1,
-         "goes with neither context nor expert parallelism", "Leave it out.", "0.9-0.10"),
+         "goes with neither context nor expert parallelism", "Leave it out.",
+         "TP-PP-DP order goes with neither CP nor EP"),
 
     # Precision, kernels and positions.
     needs("fp16_lm_cross_entropy", "fp16"),
@@ -328,7 +334,8 @@ RULES = (
     needs("tp_comm_overlap", "sequence_parallel"),
     Rule("tp_comm_overlap", lambda o: o.where.tensor == 1,
          "overlaps tensor parallelism, and there is none",
-         "Leave it out, or set parallel.tensor_model_parallel_size to 2 or more.", "0.10-"),
+         "Leave it out, or set parallel.tensor_model_parallel_size to 2 or more.",
+         "overlapped TP needs TP"),
     Rule("fp8_format", _ragged_in_fp8,
          f"each process's tokens of a sequence aren't a multiple of {SIXTEENS}, which FP8 needs",
          f"Set model.seq_length to a multiple of {SIXTEENS} × context parallelism, and × tensor "
@@ -338,7 +345,8 @@ RULES = (
          "Let the hidden size, and heads, groups and MLP over tensor parallelism, be one of "
          f"{SIXTEENS}."),
     Rule("moe_grouped_gemm", lambda o: not o.has("bf16"),
-         "is for bf16", "Set training.bf16: true, or leave it out.", "0.9-0.15"),
+         "is for bf16", "Set training.bf16: true, or leave it out.",
+         "grouped products are for bf16"),
     Rule("squared_relu",
          lambda o: not o.has("no_bias_gelu_fusion", "disable_bias_linear", "swiglu"),
          "can't be fused with the bias", "Set megatron_args.no_bias_gelu_fusion: true."),
@@ -346,7 +354,8 @@ RULES = (
     excludes("use_flash_attn", "deterministic_mode"),
     excludes("cross_entropy_loss_fusion", "deterministic_mode"),
     Rule("deterministic_mode", lambda o: "NCCL_ALGO" not in o.env,
-         "needs the variable NCCL_ALGO", "Set env: {NCCL_ALGO: Ring}.", "0.9-0.18"),
+         "needs the variable NCCL_ALGO", "Set env: {NCCL_ALGO: Ring}.",
+         "deterministic mode needs NCCL_ALGO"),
     Rule("no_position_embedding", lambda o: (
              not o.has("use_rotary_position_embeddings")
              and o.text("position_embedding_type") != "rope"),
@@ -354,20 +363,21 @@ RULES = (
          "Set model.position_embedding_type: none in its place."),
     Rule("rotary_interleaved", lambda o: not o.has("no_rope_fusion"),
          "doesn't go with the fused kernel of rotary positions",
-         "Set megatron_args.no_rope_fusion: true.", "0.9-0.13"),
+         "Set megatron_args.no_rope_fusion: true.", "interleaved RoPE goes without its kernel"),
 
     # Tokenizers.
     _tokenizer("vocab_file", "GPT2BPETokenizer",
          "GPT2BPETokenizer, which is taken unless data.tokenizer_type is given, needs a vocabulary",
          "Set data.tokenizer_type: NullTokenizer for tokens that are made, or data.vocab_file and "
-         "data.merge_file.", "0.9-0.16"),
+         "data.merge_file.", "vocabulary files are needed"),
     Rule("merge_file", lambda o: (
              o.text("tokenizer_type") == "GPT2BPETokenizer"
              and o.has("vocab_file") and not o.has("merge_file")),
          "GPT2BPETokenizer needs its merges beside data.vocab_file",
-         "Set data.merge_file.", "0.9-0.16", lacking=True),
+         "Set data.merge_file.", "vocabulary files are needed", lacking=True),
     _tokenizer("vocab_file", "BertWordPieceLowerCase BertWordPieceCase",
-         "this tokenizer needs a vocabulary", "Set data.vocab_file.", "0.9-0.16"),
+         "this tokenizer needs a vocabulary", "Set data.vocab_file.",
+         "vocabulary files are needed"),
     _tokenizer("tokenizer_model", "SentencePieceTokenizer GPTSentencePieceTokenizer "
          "Llama2Tokenizer TikTokenizer HuggingFaceTokenizer", "this tokenizer needs a model",
          "Set data.tokenizer_model to its file, or to its name for HuggingFaceTokenizer."),
@@ -382,7 +392,8 @@ IGNORED = (
          "Set parallel.tensor_model_parallel_size to 2 or more, or leave it out."),
     Rule("rampup_batch_size", lambda o: True,
          "this Megatron ignores it: every step takes the whole global batch",
-         "Leave it out, or take an image with Megatron 0.17 or older.", "0.18-"),
+         "Leave it out, or take an image with Megatron 0.17 or older.",
+         "a growing batch is ignored"),
 )
 """What a program goes on without."""
 # fmt: on
@@ -396,5 +407,10 @@ def broken(
         return
     for rule in rules:
         asked = rule.lacking or told.has(rule.option)
-        if asked and table().spans(rule.releases, release) and rule.broken(told):
+        if asked and _holds(rule.fact, release) and rule.broken(told):
             yield f"{place(rule.option)}: {rule.problem}", rule.mend
+
+
+def _holds(fact: str, release: str | None) -> bool:
+    """Whether a rule's fact holds; a release that nobody has described keeps what all do."""
+    return not fact or series.has(release if release and series.is_known(release) else None, fact)

@@ -19,6 +19,7 @@ TOLD = {
     "image": 'A row of the matrix ("24.10"), an image by its full name, or {tag:, megatron:}.',
     "program": "gpt, pretrain_gpt.py and its like in the image, or ./mine.py of this machine.",
     "source": "A Megatron-LM checkout of this machine, in place of the image's Megatron.",
+    "megatron": 'What a series that this launcher doesn\'t know is taken for: {as: "0.19"}.',
     "megatron_args": "Further options by Megatron's names: a value, a list, or true for a flag.",
     "gpus": "A number, all, 0 (the CPU), or device=0,1.",
     "processes": "On the CPU only; on GPUs there are as many as GPUs.",

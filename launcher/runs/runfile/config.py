@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import ConfigDict, Field, model_serializer, model_validator
 
 from launcher.runs.payload import PYTHON
 from launcher.runs.runfile.clusters import Kubernetes, Slurm
@@ -60,6 +60,18 @@ class Image(Strict):
         if (self.tag is None) == (self.name is None):
             raise ValueError("give a tag of the matrix or the full name of an image, one of both")
         return self
+
+
+class Megatron(Strict):
+    """What the Megatron at hand is taken for: `as`, a series that is described."""
+
+    model_config = ConfigDict(**Strict.model_config, populate_by_name=True)
+
+    as_: Annotated[Text, Matching(r"\d+\.\d+", 'a series: "0.19"')] = Field(alias="as")
+
+    @model_serializer
+    def _written(self) -> dict[str, str]:
+        return {"as": self.as_}
 
 
 class Model(Strict):
@@ -328,6 +340,7 @@ class RunConfig(Strict):
     data: Data = Field(default_factory=Data.model_construct)
     checkpoint: Checkpoint = Field(default_factory=Checkpoint.model_construct)
     logging: Logging = Field(default_factory=Logging.model_construct)
+    megatron: Megatron | None = None
     megatron_args: dict[Text, Scalars | None] = Field(default_factory=dict)
     gpus: GpuRequest = "1"
     processes: Positive = 1

@@ -15,6 +15,7 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from launcher.agent import series
 from launcher.base.errors import UsageError, nearest
 from launcher.tools.data import vocabulary
 from launcher.tools.data.faults import Refused
@@ -45,18 +46,15 @@ class Rule:
     named: bool = False
 
 
+NAMED = "special tokens by name"
 RULES = {
-    "GPT2BPETokenizer": {(0, 0): Rule(), (0, 15): Rule(named=True)},
-    "HuggingFaceTokenizer": {(0, 0): Rule(True), (0, 15): Rule(), (0, 17): Rule(True)},
-    "Llama2Tokenizer": {(0, 0): Rule(begins=True), (0, 15): Rule()},
-    "GPTSentencePieceTokenizer": {(0, 0): Rule()},
-    "TikTokenizer": {(0, 0): Rule(), (0, 15): Rule(named=True)},
+    "GPT2BPETokenizer": ("", NAMED),
+    "HuggingFaceTokenizer": ("HuggingFaceTokenizer adds special tokens", ""),
+    "Llama2Tokenizer": ("Llama2Tokenizer begins texts", ""),
+    "GPTSentencePieceTokenizer": ("", ""),
+    "TikTokenizer": ("", NAMED),
 }
-"""Of each tokenizer, the series of releases from which a rule holds, oldest first.
-
-Read in megatron/training/tokenizer/tokenizer.py up to 0.14, and in megatron/core/tokenizers, which
-tools/preprocess_data.py takes from 0.15 on, of 0.9.0 to 0.19.0.
-"""
+"""Of each tokenizer, the facts of a series by which it begins a text, and knows tokens by name."""
 
 
 @dataclass(frozen=True)
@@ -80,11 +78,10 @@ class Chosen:
 
 def rule(chosen: Chosen) -> Rule:
     """What the release does. Raises UsageError for what is no release."""
-    found = re.fullmatch(r"(\d+)\.(\d+)(\D.*)?", chosen.megatron)
-    if not found:
+    if not re.fullmatch(r"\d+\.\d+(\D.*)?", chosen.megatron):
         raise UsageError(f"--megatron {chosen.megatron}: no release", "--megatron 0.16.1")
-    series = int(found[1]), int(found[2])
-    return [held for first, held in RULES[chosen.type].items() if first <= series][-1]
+    held = (bool(fact) and series.has(chosen.megatron, fact) for fact in RULES[chosen.type])
+    return Rule(*held)
 
 
 class Tokenizer(Protocol):

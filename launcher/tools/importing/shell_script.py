@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import yaml
 from pydantic import ValidationError
 
+from launcher.agent.series import series_of
 from launcher.base.errors import UsageError
 from launcher.base.yamlfile import printable
 from launcher.runs.plan import arguments
@@ -322,7 +323,7 @@ def _set_image(
     program = sheet.keys["program"]
     series = upstreams().get(program)
     having = {
-        one: tuple(r for r in releases if series is None or arguments.series(r) in series)
+        one: tuple(r for r in releases if series is None or series_of(r) in series)
         for one, releases in (upstream if series else images).items()
     }
     if not having.get(tag):

@@ -17,8 +17,9 @@ from launcher.runs.plan.image import Facts, labelled, planned, reference
 from launcher.runs.plan.mounts import Mount
 from launcher.runs.plan.plan import Plan, without_memlock
 from launcher.runs.runfile import source
+from launcher.runs.runfile.source import Asked
 from launcher.runs.runfile.values import Gpus
-from tests.plans import HOST, STAMP, Planner, plan_of
+from tests.plans import HOST, MINIMAL, STAMP, Planner, plan_of
 
 Write = Callable[[str], str]
 UPSTREAM = ("gpus=2", "program=pretrain_gpt.py", "logging.check_replicas_interval=null")
@@ -340,3 +341,12 @@ def test_a_secret_among_the_arguments_is_warned_of(plan: Planner) -> None:
     assert "list of processes" in told
     assert "s3cr3t" not in told
     assert [*assemble._opened(plan(text, rest=("--input-key", "question")))] == []
+
+
+def test_what_a_megatron_is_taken_for_is_told(write: Write, plan: Planner) -> None:
+    asked = Asked(*source.load(write(MINIMAL + 'megatron: {as: "0.19"}\n'), []), cwd="/")
+    facts = assemble._known(asked, Facts("0.31.0", True))
+    assert facts.release == "0.19"
+    told = [*assemble._unused(plan("gpt2"), facts)]
+    assert told == ["Megatron 0.31.0 is taken for 0.19, which it may differ from"]
+    assert assemble._known(asked, Facts("0.16.1", True)) == Facts("0.16.1", True)

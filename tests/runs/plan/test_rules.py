@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from launcher.agent import series
 from launcher.base.errors import LauncherError, UsageError
 from launcher.runs.plan import arguments, layout, render, rules
 from launcher.runs.plan.arguments import Value
@@ -22,7 +23,7 @@ from launcher.runs.runfile.config import RunConfig
 from launcher.runs.runfile.source import Origin
 from launcher.runs.runfile.values import parse_gpus
 from tests.conftest import ROOT
-from tests.plans import HOST, STAMP, Planner, plan_of
+from tests.plans import HOST, MINIMAL, STAMP, Planner, plan_of
 
 FILE = """name: a
 image: cpu
@@ -165,14 +166,39 @@ def test_what_is_ignored_is_told(values: dict[str, Value], release: str, told: s
     assert (told in found) if told else not found
 
 
-def test_every_rule_is_of_options_and_releases_that_there_are() -> None:
+def test_every_rule_is_of_options_that_there_are() -> None:
     options = set(map(arguments.plain, arguments.table().megatron))
-    for rule in (*rules.RULES, *rules.IGNORED):
-        assert rule.option in options
-        assert any(
-            arguments.table().spans(rule.releases, f"{release}.0")
-            for release in arguments.table().releases
-        )
+    assert not [one.option for one in (*rules.RULES, *rules.IGNORED) if one.option not in options]
+
+
+@pytest.mark.parametrize("release", ["0.9.0", "0.16.1", "0.19.0"])
+@pytest.mark.parametrize(
+    ("given", "instead"),
+    [
+        ("batch_size=8", "--micro-batch-size"),
+        ("model_parallel_size=2", "--tensor-model-parallel-size"),
+        ("warmup=1", "--lr-warmup-fraction"),
+        ("checkpoint_activations=true", "--recompute-activations, or"),
+    ],
+)
+def test_an_option_that_is_taken_only_to_end_at_is_refused(
+    plan: Planner, release: str, given: str, instead: str
+) -> None:
+    """The last one ended the run with 0 and no word but its own, once all ranks had started."""
+    option = "--" + given.partition("=")[0].replace("_", "-")
+    with pytest.raises(UsageError, match=f"takes {option} only to end at") as refused:
+        plan(FILE, f"megatron_args.{given}", facts=Facts(release, True))
+    assert f"Write {instead}" in str(refused.value)
+
+
+def test_a_series_that_nobody_has_described_is_not_taken_for_another(plan: Planner) -> None:
+    """It was taken for the newest known, in silence."""
+    with pytest.raises(UsageError, match=r"gpt doesn't know Megatron 0\.31\.2") as refused:
+        plan(MINIMAL, facts=Facts("0.31.2", True))
+    assert f'megatron: {{as: "{series.known()[-1]}"}}' in str(refused.value)
+    with pytest.raises(UsageError, match=r"no series 0\.31 is known"):
+        plan(MINIMAL, "megatron.as='0.31'", facts=Facts("0.16.1", True))
+    assert plan(FILE, facts=Facts("0.31.2", True))  # of upstream's programs Megatron is asked
 
 
 def test_numbers_that_are_none_break_nothing_else() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from launcher.agent import compat
+from launcher.agent import compat, series
 from tests.agent.conftest import TINY, Run, python, start
 from tests.trainer.test_gpt import Train
 from tests.trainer.test_models import AGAIN
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.megatron
 
 BESIDE_UPSTREAM = """
 import json, os, sys
-from launcher.agent import compat
+from launcher.agent import compat, series
 compat.prepare()
 import torch
 from launcher.trainer.gpt import arguments as command_line
@@ -89,8 +89,10 @@ SHARED = "--use-distributed-optimizer"
 
 def needs(options: tuple[str, ...]) -> None:
     """Skip what this release of Megatron lacks without Apex and TransformerEngine."""
-    if SHARED in options and not compat.at_least(version("megatron-core"), compat.TORCH_SHARES):
-        pytest.skip(f"the distributed optimizer needs Megatron-Core {compat.TORCH_SHARES}")
+    if SHARED in options and not series.has(version("megatron-core"), compat.TORCH_SHARES):
+        pytest.skip(
+            f"the distributed optimizer needs Megatron-Core {series.since(compat.TORCH_SHARES)}"
+        )
 
 
 OVERFLOWS, SCALED = (0, 1, 2, 40, 41, 90), ("--fp16", "--loss-scale-window", "20")
@@ -249,7 +251,7 @@ def test_what_is_chosen_and_why_not(tmp_path: Path) -> None:
 
 COMPILED = """
 import contextlib, os, sys, torch, weakref
-from launcher.agent import compat
+from launcher.agent import compat, series
 compat.prepare()
 from launcher.trainer.gpt import arguments as command_line
 from launcher.trainer.fast import fast, trainer
@@ -403,7 +405,7 @@ def test_a_step_that_fails_leaves_nothing_to_the_next(
 
 DROPPED = """
 import os, sys, torch
-from launcher.agent import compat
+from launcher.agent import compat, series
 compat.prepare()
 from launcher.trainer.gpt import arguments as command_line
 from launcher.trainer.fast import compiled
