@@ -58,7 +58,7 @@ READ = (
         default=[],
     ),
     argument("--json-keys", "keys or columns: text", "KEY", nargs="+", default=["text"]),
-    argument("--format", "else by the file's name", choices=("jsonl", "csv", "parquet", "txt")),
+    argument("--format", "jsonl, csv, parquet or txt; else by the file's name", "FORMAT"),
     argument("--csv-columns", "names of the columns, where row 1 is data", "A,B"),
     argument("--csv-delimiter", "else a comma; .tsv: tabs, no quotations", "CHARACTER"),
     argument("--encoding", "of csv and txt: gb18030 (utf-8)", default="utf-8"),

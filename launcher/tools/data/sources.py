@@ -32,12 +32,14 @@ FORMATS = {
     ".jsonl": "jsonl",
     ".json": "jsonl",
     ".ndjson": "jsonl",
-    ".parquet": "parquet",
     ".csv": "csv",
     ".tsv": "csv",
     ".txt": "txt",
     ".text": "txt",
+    **{ending: name for name, (endings, _) in tables.COLUMNAR.items() for ending in endings},
 }
+"""What a file holds, by how its name ends."""
+
 PACKED = (".gz", ".zst", ".bz2", ".xz")
 REJECTS = ".rejects.jsonl"
 """How the names of lists of bad records end."""
@@ -50,7 +52,7 @@ class Reading:
     """How inputs are read.
 
     keys: what is taken of each record; plain text has one, which only names the output
-    format: jsonl, csv, parquet or txt; None to go by the file's name
+    format: one of FORMATS; None to go by the file's name
     columns: names of a csv file's columns, where its first row is data
     delimiter: of csv; None for a comma, and for .tsv, which has a tab and no quotations
     encoding: of csv and txt
@@ -175,6 +177,11 @@ def _identity(name: str | Path) -> tuple[int, int] | None:
 
 def _format(name: str, reading: Reading) -> str:
     if reading.format:
+        if reading.format not in FORMATS.values():
+            raise UsageError(
+                f"--format {reading.format}: no format that is known",
+                nearest(reading.format, [*dict.fromkeys(FORMATS.values())]),
+            )
         return reading.format
     if name == STDIN:
         return "jsonl"
@@ -223,8 +230,9 @@ def blocks(found: Sequence[Source], reading: Reading) -> Iterator[tuple[Position
             named(source.told),
             _stdin() if source.name == STDIN else open(source.name, "rb") as file,
         ):
-            if source.format == "parquet":
-                for share, block in tables.parquet(source.name, reading.keys, reading.largest):
+            if source.format in tables.COLUMNAR:
+                _, read = tables.COLUMNAR[source.format]
+                for share, block in read(source.name, reading.keys, reading.largest):
                     yield Position(number, done + int(share * source.stop)), block
             else:
                 counted = Counted(file)

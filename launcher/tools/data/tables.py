@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from io import StringIO
 from typing import IO, Any
@@ -247,3 +247,12 @@ def _values(column: Any) -> list[object]:
     except UnicodeDecodeError:
         found = column.cast(pyarrow.binary()).to_pylist()
     return [v.decode(errors="surrogateescape") if isinstance(v, bytes) else v for v in found]
+
+
+COLUMNAR: dict[str, tuple[tuple[str, ...], Callable[..., Iterator[tuple[float, Block]]]]] = {
+    "parquet": ((".parquet",), parquet),
+}
+"""Formats that are read by columns: how their names end, and what reads them, as `parquet` does.
+
+To add one is to add a function and a line here.
+"""

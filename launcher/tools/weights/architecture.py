@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from launcher.base.errors import UsageError
+from launcher.tools.weights.families import FAMILIES, Family, family
 from launcher.tools.weights.reader import EXPERT, LAYER, Checkpoint
 
 MODEL_TYPE = "hf_model_type"
@@ -68,6 +69,11 @@ class Architecture:
     shared: int = 0
     dense: int = 0
 
+    @property
+    def of(self) -> Family:
+        """The family."""
+        return family(self.family)
+
 
 def _refuse(values: Mapping[str, Any], table: Mapping[str, tuple[Any, ...]], where: str) -> None:
     for name, allowed in table.items():
@@ -77,11 +83,11 @@ def _refuse(values: Mapping[str, Any], table: Mapping[str, tuple[Any, ...]], whe
             )
 
 
-def of_checkpoint(saved: Checkpoint, given: Mapping[str, Any], family: str = "") -> Architecture:
+def of_checkpoint(saved: Checkpoint, given: Mapping[str, Any], name: str = "") -> Architecture:
     """The model of a checkpoint; `given` wins over the arguments that it was saved with.
 
-    `family` is one by name; else the first that fits. Raises UsageError for what no family has, or
-    where the checkpoint doesn't say enough.
+    `name` is a family's; else it is the first that fits. Raises UsageError for what no family has,
+    or where the checkpoint doesn't say enough.
     """
     known = {**saved.arguments, **given}
     _refuse(known, REFUSED, str(saved.folder))
@@ -101,7 +107,7 @@ def of_checkpoint(saved: Checkpoint, given: Mapping[str, Any], family: str = "")
         raise UsageError(f"{saved.folder}: its tensors don't fit its arguments")
     learned = shapes.get("embedding.position_embeddings.weight")
     return Architecture(
-        family=family or known.get(MODEL_TYPE) or _recognised(shapes, known),
+        family=name or known.get(MODEL_TYPE) or _recognised(saved, known),
         layers=saved.layers,
         hidden=hidden,
         ffn=shapes.get(expert, shapes.get(f"{FIRST}mlp.linear_fc2.weight", (0, 0)))[1],
@@ -149,21 +155,31 @@ def _approximate(known: Mapping[str, Any]) -> bool:
     return bool(fused or known.get("openai_gelu"))
 
 
-def _recognised(shapes: Mapping[str, Any], known: Mapping[str, Any]) -> str:
-    if "embedding.position_embeddings.weight" in shapes:
-        return "gpt2"
-    normed = f"{FIRST}self_attention.q_layernorm.weight" in shapes
-    biased = f"{FIRST}self_attention.linear_qkv.bias" in shapes
-    if f"{FIRST}mlp.router.weight" in shapes:
-        shared = f"{FIRST}mlp.shared_experts.linear_fc2.weight" in shapes
-        return "qwen3_moe" if normed else "qwen2_moe" if biased or shared else "mixtral"
-    window = _window(known.get("window_size"))
-    return "qwen3" if normed else "qwen2" if biased else "mistral" if window else "llama"
+def _recognised(saved: Checkpoint, known: Mapping[str, Any]) -> str:
+    """The first family that has these tensors. Raises UsageError where none has."""
+    there = saved.tensors.keys()
+    wanted = {
+        "gpt2": "embedding.position_embeddings.weight" in there,
+        "experts": f"{FIRST}mlp.router.weight" in there,
+        "normed": f"{FIRST}self_attention.q_layernorm.weight" in there,
+    }
+    biased = f"{FIRST}self_attention.linear_qkv.bias" in there
+    shared = f"{FIRST}mlp.shared_experts.linear_fc2.weight" in there
+    fitting = [
+        one
+        for one in FAMILIES.values()
+        if all(bool(getattr(one, trait)) == value for trait, value in wanted.items())
+        and (one.gpt2 or one.biased == biased or (one.shared and shared))
+    ]
+    if not fitting:
+        raise UsageError(f"{saved.folder}: no family of models has its tensors")
+    window = bool(_window(known.get("window_size")))
+    return max(fitting, key=lambda one: one.windowed == window).name
 
 
 def arguments(shape: Architecture) -> dict[str, Any]:
     """Megatron's arguments of a model, under upstream's names for them."""
-    gpt2 = shape.family == "gpt2"
+    gpt2 = shape.of.gpt2
     found: dict[str, Any] = {
         "num_layers": shape.layers,
         "hidden_size": shape.hidden,
@@ -181,8 +197,8 @@ def arguments(shape: Architecture) -> dict[str, Any]:
         "swiglu": not gpt2,
         "add_bias_linear": gpt2,
         "disable_bias_linear": not gpt2,
-        "add_qkv_bias": shape.family in ("qwen2", "qwen2_moe"),
-        "qk_layernorm": shape.family in ("qwen3", "qwen3_moe"),
+        "add_qkv_bias": shape.of.biased,
+        "qk_layernorm": shape.of.normed,
         "untie_embeddings_and_output_weights": not shape.tied,
         "position_embedding_type": "learned_absolute" if gpt2 else "rope",
         "openai_gelu": gpt2 and shape.gelu == "gelu_new",
@@ -211,7 +227,7 @@ def shape_of(name: str, model: Architecture) -> tuple[int, ...]:
     """The shape of one of Megatron's tensors, by its name in a model of that kind."""
     last = name.removesuffix(".weight").removesuffix(".bias").rpartition(".")[2]
     ffn = model.shared if "shared_experts" in name else model.ffn
-    wide, heads = 1 if model.family == "gpt2" else 2, model.heads * model.head
+    wide, heads = 1 if model.of.gpt2 else 2, model.heads * model.head
     known = {
         "word_embeddings": (model.padded, model.hidden),
         "output_layer": (model.padded, model.hidden),

@@ -1,12 +1,12 @@
-"""The names of weights: Megatron's beside Hugging Face's, one table a family."""
+"""What families of models differ in: the names of weights, and the keys of config.json."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib.metadata import entry_points
 
 from launcher.base.errors import UsageError
-from launcher.tools.weights.architecture import Architecture
 from launcher.tools.weights.transform import (
     HALVES,
     QKV,
@@ -15,6 +15,7 @@ from launcher.tools.weights.transform import (
     STACKED_TURNED,
     TURNED,
     VOCABULARY,
+    Sizes,
     Transform,
 )
 
@@ -32,7 +33,16 @@ class Row:
 class Family:
     """A `model_type` of Hugging Face's and the class of it; {n} is a layer, {e} an expert.
 
-    `prefix` may be missing from names. `ignored` are tensors that are no weights.
+    prefix: may be missing from names
+    ignored: tensors that are no weights
+    gpt2: learned positions, LayerNorm, biases and GELU, under GPT-2's keys; else Llama's
+    biased: queries, keys and values have biases; normed: queries and keys have norms
+    windowed: every layer looks back `sliding_window` tokens; Qwen's do where they say so
+    experts: the key of their number; "" for a family without
+    apart: experts have a size of their own, beside that of layers without
+    shared: there may be experts for all tokens
+    normalised: the weights of the chosen experts always sum to 1
+    head, epsilon, base: what config.json has where it doesn't say; head 0 is hidden / heads
     """
 
     name: str
@@ -40,6 +50,17 @@ class Family:
     rows: tuple[tuple[str, str, Transform], ...]
     prefix: str = "model."
     ignored: tuple[str, ...] = (".rotary_emb.inv_freq",)
+    gpt2: bool = False
+    biased: bool = False
+    normed: bool = False
+    windowed: bool = False
+    experts: str = ""
+    apart: bool = False
+    shared: bool = False
+    normalised: bool = False
+    head: int = 0
+    epsilon: float = 1e-6
+    base: float = 1e4
 
 
 M, H = "decoder.layers.{n}.", "model.layers.{n}."
@@ -122,26 +143,57 @@ GPT2 = (
 FAMILIES = {
     family.name: family
     for family in (
-        Family("gpt2", "GPT2LMHeadModel", GPT2, "transformer.", (".attn.bias", ".masked_bias")),
+        Family(
+            *("gpt2", "GPT2LMHeadModel", GPT2, "transformer.", (".attn.bias", ".masked_bias")),
+            gpt2=True,
+            epsilon=1e-5,
+        ),
         Family("llama", "LlamaForCausalLM", (*ATTENTION, *MLP)),
-        Family("mistral", "MistralForCausalLM", (*ATTENTION, *MLP)),
-        Family("qwen2", "Qwen2ForCausalLM", (*ATTENTION, *BIASES, *MLP)),
-        Family("qwen3", "Qwen3ForCausalLM", (*ATTENTION, *NORMS, *MLP)),
-        Family("mixtral", "MixtralForCausalLM", (*ATTENTION, *MIXTRAL)),
-        Family("qwen2_moe", "Qwen2MoeForCausalLM", (*ATTENTION, *BIASES, *EXPERTS, *SHARED)),
-        Family("qwen3_moe", "Qwen3MoeForCausalLM", (*ATTENTION, *NORMS, *EXPERTS)),
+        Family("mistral", "MistralForCausalLM", (*ATTENTION, *MLP), windowed=True),
+        Family("qwen2", "Qwen2ForCausalLM", (*ATTENTION, *BIASES, *MLP), biased=True),
+        Family("qwen3", "Qwen3ForCausalLM", (*ATTENTION, *NORMS, *MLP), normed=True, head=128),
+        Family(
+            *("mixtral", "MixtralForCausalLM", (*ATTENTION, *MIXTRAL)),
+            windowed=True,
+            experts="num_local_experts",
+            normalised=True,
+            epsilon=1e-5,
+            base=1e6,
+        ),
+        Family(
+            *("qwen2_moe", "Qwen2MoeForCausalLM", (*ATTENTION, *BIASES, *EXPERTS, *SHARED)),
+            biased=True,
+            experts="num_experts",
+            apart=True,
+            shared=True,
+        ),
+        Family(
+            *("qwen3_moe", "Qwen3MoeForCausalLM", (*ATTENTION, *NORMS, *EXPERTS)),
+            normed=True,
+            experts="num_experts",
+            apart=True,
+            head=128,
+        ),
     )
 }
 
+GROUP = "launchpad.families"
+"""The entry points by which other packages bring families: each is a `Family`, by its name."""
+
 
 def family(name: str) -> Family:
-    """A family by its name. Raises UsageError."""
-    if name not in FAMILIES:
-        raise UsageError(f"no family of models {name!r}", f"There are {', '.join(FAMILIES)}.")
-    return FAMILIES[name]
+    """A family by its name: ours, or another package's. Raises UsageError where there is none."""
+    if name in FAMILIES:
+        return FAMILIES[name]
+    others = entry_points(group=GROUP)
+    if name not in others.names:
+        there = ", ".join([*FAMILIES, *sorted(others.names)])
+        raise UsageError(f"no family of models {name!r}", f"There are {there}.")
+    found: Family = others[name].load()
+    return found
 
 
-def rows(of: Family, shape: Architecture) -> Iterator[Row]:
+def rows(of: Family, shape: Sizes) -> Iterator[Row]:
     """Every tensor of a model of that shape, in the order in which layers are run."""
     layered = [row for row in of.rows if "{n}" in row[0]]
     at = of.rows.index(layered[0])

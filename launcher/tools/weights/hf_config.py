@@ -8,11 +8,9 @@ from typing import Any
 
 from launcher.base.errors import UsageError
 from launcher.tools.weights.architecture import Architecture
+from launcher.tools.weights.families import Family, family
 
 CONFIG = "config.json"
-SPARSE = ("qwen2_moe", "qwen3_moe")
-"""Families whose experts have a size of their own, beside that of layers without."""
-
 LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
 """With the positions of training below, what Megatron's --use-rope-scaling has (rope_utils)."""
 
@@ -58,9 +56,6 @@ EFFECTLESS = re.compile(
 )
 """Names of what changes no logits: about training, generation, the library or the file itself."""
 
-WINDOWED = ("mistral", "mixtral")
-"""Families whose every layer looks back `sliding_window` tokens; Qwen's do where they say so."""
-
 
 def of_config(config: Mapping[str, Any], padding: int) -> Architecture:
     """The model of a config.json; the vocabulary is padded to a multiple of `padding`.
@@ -68,26 +63,25 @@ def of_config(config: Mapping[str, Any], padding: int) -> Architecture:
     What isn't in the file has the default of its class in transformers. Raises UsageError for what
     isn't known to be without effect, and isn't carried over.
     """
-    family = str(config.get("model_type"))
-    _check_known(config, family)
-    gpt2 = family == "gpt2"
-    made = _of_gpt2(config) if gpt2 else _of_llama(family, config)
+    of = family(str(config.get("model_type")))
+    _check_known(config, of)
+    made = _of_gpt2(config, of) if of.gpt2 else _of_llama(config, of)
     vocabulary = _whole(config, "vocab_size")
     if made["hidden"] % made["heads"] and "head_dim" not in config:
         raise UsageError(f"{CONFIG}: {made['heads']} heads don't divide {made['hidden']}")
     if made["heads"] % made["groups"]:
         raise UsageError(f"{CONFIG}: {made['groups']} groups don't divide {made['heads']} heads")
     return Architecture(
-        family=family,
+        family=of.name,
         vocabulary=vocabulary,
         padded=-(-vocabulary // padding) * padding,
-        tied=bool(config.get("tie_word_embeddings", gpt2)),
+        tied=bool(config.get("tie_word_embeddings", of.gpt2)),
         dtype=str(config.get("torch_dtype") or config.get("dtype") or "float32"),
         **made,
     )
 
 
-def _check_known(config: Mapping[str, Any], family: str) -> None:
+def _check_known(config: Mapping[str, Any], of: Family) -> None:
     for name, value in config.items():
         if value is None or name in CARRIED or EFFECTLESS.fullmatch(name):
             continue
@@ -95,7 +89,7 @@ def _check_known(config: Mapping[str, Any], family: str) -> None:
             continue
         if name == "layer_types" and isinstance(value, list):
             kinds = {str(each) for each in value}
-            if kinds <= {"sliding_attention" if family in WINDOWED else "full_attention"}:
+            if kinds <= {"sliding_attention" if of.windowed else "full_attention"}:
                 continue
             if kinds <= {"full_attention"} and not config.get("sliding_window"):
                 continue
@@ -124,7 +118,7 @@ def _number(config: Mapping[str, Any], name: str, default: float | None = None) 
     return float(value)
 
 
-def _of_gpt2(config: Mapping[str, Any]) -> dict[str, Any]:
+def _of_gpt2(config: Mapping[str, Any], of: Family) -> dict[str, Any]:
     heads, hidden = _whole(config, "n_head"), _whole(config, "n_embd")
     return {
         "layers": _whole(config, "n_layer"),
@@ -132,39 +126,39 @@ def _of_gpt2(config: Mapping[str, Any]) -> dict[str, Any]:
         "ffn": _whole(config, "n_inner", 4 * hidden),
         **{"heads": heads, "groups": heads, "head": hidden // heads},
         "positions": _whole(config, "n_positions"),
-        "epsilon": _number(config, "layer_norm_epsilon", 1e-5),
+        "epsilon": _number(config, "layer_norm_epsilon", of.epsilon),
         "gelu": "gelu" if config.get("activation_function") == "gelu" else "gelu_new",
     }
 
 
-def _of_llama(family: str, config: Mapping[str, Any]) -> dict[str, Any]:
+def _of_llama(config: Mapping[str, Any], of: Family) -> dict[str, Any]:
     heads, hidden = _whole(config, "num_attention_heads"), _whole(config, "hidden_size")
     sparse = [name for name in ("num_local_experts", "num_experts") if config.get(name)]
-    ffn = "moe_intermediate_size" if family in SPARSE else "intermediate_size"
-    base, scaling = _rope(config, family)
-    window = config.get("sliding_window") if family in WINDOWED else None
-    shared = config.get("shared_expert_intermediate_size") if family == "qwen2_moe" else None
+    ffn = "moe_intermediate_size" if of.apart else "intermediate_size"
+    base, scaling = _rope(config, of)
+    window = config.get("sliding_window") if of.windowed else None
+    shared = config.get("shared_expert_intermediate_size") if of.shared else None
     return {
         "layers": _whole(config, "num_hidden_layers"),
         "hidden": hidden,
         "ffn": _whole(config, ffn),
-        "dense": _whole(config, "intermediate_size") if family in SPARSE else 0,
+        "dense": _whole(config, "intermediate_size") if of.apart else 0,
         "heads": heads,
         "groups": _whole(config, "num_key_value_heads", heads),
-        "head": _whole(config, "head_dim", 128 if "qwen3" in family else hidden // heads),
+        "head": _whole(config, "head_dim", of.head or hidden // heads),
         "positions": _whole(config, "max_position_embeddings"),
-        "epsilon": _number(config, "rms_norm_eps", 1e-5 if family == "mixtral" else 1e-6),
+        "epsilon": _number(config, "rms_norm_eps", of.epsilon),
         "base": base,
         "scaling": scaling,
         "window": _whole(config, "sliding_window") if window is not None else 0,
         "experts": _whole(config, sparse[0]) if sparse else 0,
         "chosen": _whole(config, "num_experts_per_tok") if sparse else 0,
-        "normalised": family == "mixtral" or bool(config.get("norm_topk_prob", False)),
+        "normalised": of.normalised or bool(config.get("norm_topk_prob", False)),
         "shared": _whole(config, "shared_expert_intermediate_size") if shared else 0,
     }
 
 
-def _rope(config: Mapping[str, Any], family: str) -> tuple[float, float]:
+def _rope(config: Mapping[str, Any], of: Family) -> tuple[float, float]:
     """RoPE's base and the factor of Llama 3.1's scaling, 0 without. Raises UsageError."""
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     if not isinstance(rope, Mapping):
@@ -177,7 +171,7 @@ def _rope(config: Mapping[str, Any], family: str) -> tuple[float, float]:
     if kind not in ("default", "llama3") or more or not fits:
         raise UsageError(f"{CONFIG}: RoPE's scaling {dict(rope)}: Megatron has Llama 3.1's alone")
     where = rope if rope.get("rope_theta") is not None else config
-    base = _number(where, "rope_theta", 1e6 if family == "mixtral" else 1e4)
+    base = _number(where, "rope_theta", of.base)
     if base != int(base):
         raise UsageError(f"{CONFIG}: rope_theta is {base}: Megatron takes whole numbers")
     return base, _number(rope, "factor") if kind == "llama3" else 0.0
@@ -195,7 +189,8 @@ def config(shape: Architecture, model: str) -> dict[str, Any]:
         "attention_dropout": 0.0,
         "initializer_range": 0.02,
     }
-    if shape.family == "gpt2":
+    of = shape.of
+    if of.gpt2:
         return same | {
             "n_layer": shape.layers,
             "n_embd": shape.hidden,
@@ -210,7 +205,7 @@ def config(shape: Architecture, model: str) -> dict[str, Any]:
     found = same | {
         "num_hidden_layers": shape.layers,
         "hidden_size": shape.hidden,
-        "intermediate_size": shape.dense if shape.family in SPARSE else shape.ffn,
+        "intermediate_size": shape.dense if of.apart else shape.ffn,
         "num_attention_heads": shape.heads,
         "num_key_value_heads": shape.groups,
         "head_dim": shape.head,
@@ -222,18 +217,16 @@ def config(shape: Architecture, model: str) -> dict[str, Any]:
     if shape.scaling:
         scaling = {"rope_type": "llama3", "factor": shape.scaling, **LLAMA3}
         found["rope_scaling"] = {**scaling, "original_max_position_embeddings": TRAINED}
-    if shape.window and shape.family not in WINDOWED:
+    if shape.window and not of.windowed:
         raise UsageError(f"a sliding window is Mistral's, and not that of {shape.family}")
-    if shape.family in WINDOWED:
+    if of.windowed:
         found["sliding_window"] = shape.window or None
-    if shape.family == "mixtral":
-        if not shape.normalised:
-            raise UsageError("--moe-router-pre-softmax isn't Mixtral's")
-        found |= {"num_local_experts": shape.experts, "num_experts_per_tok": shape.chosen}
-    elif shape.experts:
+    if shape.experts and of.normalised and not shape.normalised:
+        raise UsageError(f"--moe-router-pre-softmax isn't {of.name}'s")
+    if shape.experts:
+        found |= {of.experts: shape.experts, "num_experts_per_tok": shape.chosen}
+    if shape.experts and of.apart:
         found |= {
-            "num_experts": shape.experts,
-            "num_experts_per_tok": shape.chosen,
             "moe_intermediate_size": shape.ffn,
             "norm_topk_prob": shape.normalised,
             **{"decoder_sparse_step": 1, "mlp_only_layers": []},

@@ -8,23 +8,42 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from launcher.tools.weights.architecture import Architecture
+
+class Sizes(Protocol):
+    """What is asked of a model's shape: an `Architecture`."""
+
+    @property
+    def heads(self) -> int: ...
+    @property
+    def groups(self) -> int: ...
+    @property
+    def head(self) -> int: ...
+    @property
+    def vocabulary(self) -> int: ...
+    @property
+    def padded(self) -> int: ...
+    @property
+    def layers(self) -> int: ...
+    @property
+    def experts(self) -> int: ...
+    @property
+    def tied(self) -> bool: ...
 
 
 @dataclass(frozen=True)
 class Transform:
     """One of the ways between the two; `turned` where theirs has the axes the other way round."""
 
-    apart: Callable[[Any, Architecture], Sequence[NDArray[Any]]]
-    together: Callable[[Sequence[Any], Architecture], NDArray[Any]]
+    apart: Callable[[Any, Sizes], Sequence[NDArray[Any]]]
+    together: Callable[[Sequence[Any], Sizes], NDArray[Any]]
     turned: bool = False
 
-    def shape(self, parts: Sequence[tuple[int, ...]], shape: Architecture) -> tuple[int, ...]:
+    def shape(self, parts: Sequence[tuple[int, ...]], shape: Sizes) -> tuple[int, ...]:
         """The shape of Megatron's tensor that is made of theirs."""
         if self is VOCABULARY:
             return (shape.padded, *parts[0][1:])
@@ -33,13 +52,13 @@ class Transform:
         return (sum(part[0] for part in parts), *parts[0][1:])
 
 
-def _pad(parts: Sequence[Any], shape: Architecture) -> Any:
+def _pad(parts: Sequence[Any], shape: Sizes) -> Any:
     """Rows of zeros after [vocabulary, hidden], to [padded vocabulary, hidden]."""
     [x] = parts
     return np.concatenate([x, np.zeros((shape.padded - len(x), *x.shape[1:]), x.dtype)])
 
 
-def _groups_apart(x: Any, shape: Architecture) -> Sequence[Any]:
+def _groups_apart(x: Any, shape: Sizes) -> Sequence[Any]:
     """[groups × (queries + 2) × d, …]: of each group its queries, a key, a value; to q, k, v."""
     queries, rest = shape.heads // shape.groups, x.shape[1:]
     x = x.reshape(shape.groups, queries + 2, shape.head, *rest)
@@ -47,7 +66,7 @@ def _groups_apart(x: Any, shape: Architecture) -> Sequence[Any]:
     return [part.reshape(-1, *rest) for part in parts]
 
 
-def _groups_together(parts: Sequence[Any], shape: Architecture) -> Any:
+def _groups_together(parts: Sequence[Any], shape: Sizes) -> Any:
     rest = parts[0].shape[1:]
     grouped = [part.reshape(shape.groups, -1, shape.head, *rest) for part in parts]
     return np.concatenate(grouped, axis=1).reshape(-1, *rest)
