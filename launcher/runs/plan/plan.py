@@ -101,7 +101,7 @@ def _check_processes(config: RunConfig, origin: Origin, gpus: Gpus) -> None:
     One for the CPU stands in a file whose `gpus` the command line has set since.
     """
     given = "processes" in origin.overrides or (
-        "processes" in origin.lines and "gpus" in origin.lines and "gpus" not in origin.overrides
+        "gpus" not in origin.overrides and _stands_with_gpus(origin)
     )
     if gpus.count and given and config.processes != gpus.count:
         raise UsageError(
@@ -109,6 +109,17 @@ def _check_processes(config: RunConfig, origin: Origin, gpus: Gpus) -> None:
             "each GPU takes one process",
             f"Leave processes out, or ask for --gpus {config.processes}.",
         )
+
+
+def _stands_with_gpus(origin: Origin | None) -> bool:
+    """Whether `processes` is said where `gpus` is, and not in a file that is extended on GPUs."""
+    while origin:
+        if "processes" in origin.lines:
+            return origin.has("gpus")
+        if "gpus" in origin.lines:
+            return False
+        origin = origin.base
+    return False
 
 
 def make_plan(run: Resolved, host: Host, stamp: Stamp, *, tie: bool = False) -> Plan:

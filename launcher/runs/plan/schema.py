@@ -10,7 +10,7 @@ from pydantic.json_schema import JsonSchemaValue
 
 from launcher.base import names
 from launcher.runs.plan import arguments
-from launcher.runs.runfile import values
+from launcher.runs.runfile import source, values
 from launcher.runs.runfile.config import RunConfig
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
@@ -46,6 +46,11 @@ def schema() -> JsonSchemaValue:
     for key, value in made["properties"].items():
         if key in TOLD:
             value["description"] = TOLD[key]
+    made["properties"][source.EXTENDS] = {
+        "type": "string",
+        "description": "A run file, or a preset, that this one is laid over.",
+    }
+    made["anyOf"] = [{"required": made.pop("required")}, {"required": [source.EXTENDS]}]
     _short_forms(parts)
     return {"$schema": DIALECT, "title": "A run file of launcher run", **made}
 

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from yaml import Node
 
 PRESETS = Path(__file__).parents[2] / "presets"
+EXTENDS, DEEPEST = "extends", 8
+"""The key of the file that a run file is laid over, and how many may be laid so."""
+
 PRESET = "preset "
 """What the name of a preset begins with in messages."""
 NODE_RANKS = (
@@ -45,6 +48,8 @@ class Origin:
     name: str
     lines: dict[str, int]
     overrides: dict[str, str]
+    base: Origin | None = None
+    """Of the file that this one extends."""
 
     def place(self, key: str) -> str:
         """'gpt2.yaml:12: model.num_layers', or the argument that set it."""
@@ -52,11 +57,19 @@ class Origin:
         for set_key, argument in self.overrides.items():
             if key == set_key or key.startswith(f"{set_key}."):
                 return f"{argument}: {shown}"
+        if self.base and key not in self.lines and self.base.has(key):
+            return self.base.place(key)
         known = key
         while known and known not in self.lines:
             known = known.rpartition(".")[0]
+        if not known and self.base:
+            return self.base.place(key)
         line = f":{self.lines[known]}" if known else ""
         return f"{self.name}{line}: {shown}"
+
+    def has(self, key: str) -> bool:
+        """Whether a key stands in the file, or in one that it extends."""
+        return key in self.lines or bool(self.base and self.base.has(key))
 
     def is_presets(self, key: str) -> bool:
         """Whether a preset says it: neither a file of the user's nor an argument."""
@@ -90,24 +103,59 @@ class Asked:
 def load(name: str, overrides: list[Override]) -> tuple[RunConfig, Origin]:
     """The run file or preset `name` with `overrides` laid over it. Raises UsageError."""
     label, path = find(name)
-    root = yamlfile.tree(yamlfile.read(path, label), label)
+    root, data, origin = _read(label, path)
     set_by = {key: override.argument for override in overrides for key in override.values}
-    origin = Origin(label, yamlfile.lines(root), set_by)
-    if config := _at_once(root, label, overrides):
+    origin = replace(origin, overrides=set_by)
+    if config := _at_once(data, overrides):
         return config, origin
-    config = yamlfile.validate(root, RunConfig, label, holds_secret)
+    try:
+        config = RunConfig.model_validate(data)
+    except ValidationError as error:
+        told = yamlfile.describe(error, root, label, RunConfig, holds_secret)
+        raise UsageError(told) from error
     return overridden(config, overrides), origin
 
 
-def _at_once(root: Node | None, label: str, overrides: list[Override]) -> RunConfig | None:
+def _read(label: str, path: Path, above: tuple[Path, ...] = ()) -> tuple[Node, Any, Origin]:
+    """The tree of a file, its values over those of the file that it extends, and their places.
+
+    Raises UsageError, also where files extend one another.
+    """
+    root = yamlfile.tree(yamlfile.read(path, label), label)
+    if root is None:
+        raise UsageError(f"{label}:1: the file is empty")
+    data, origin = yamlfile.value(root, label), Origin(label, yamlfile.lines(root), {})
+    if not isinstance(data, dict) or EXTENDS not in data:
+        return root, data, origin
+    name, here = data.pop(EXTENDS), path.resolve()
+    if not isinstance(name, str):
+        raise UsageError(f"{origin.place(EXTENDS)}: the name of a run file or a preset is wanted")
+    if here in above or len(above) == DEEPEST:
+        files = " extends ".join(each.name for each in (*above, here))
+        raise UsageError(f"{origin.place(EXTENDS)}: {files}, and so on")
+    try:
+        found = find(name, path.parent)
+    except UsageError as error:
+        raise UsageError(f"{origin.place(EXTENDS)}: {error.problem}", error.remedy) from error
+    _, base, beneath = _read(*found, (*above, here))
+    return root, _over(base, data), replace(origin, base=beneath)
+
+
+def _over(base: Any, data: Any) -> Any:
+    """`data` laid over `base`: a mapping's keys one by one, anything else as a whole."""
+    if not (isinstance(base, dict) and isinstance(data, dict)):
+        return data
+    return base | {key: _over(base.get(key), value) for key, value in data.items()}
+
+
+def _at_once(data: Any, overrides: list[Override]) -> RunConfig | None:
     """The file and what is laid over it, validated as one.
 
     None where something is wrong, which is found out part by part.
     """
-    data: Any = None if root is None else yamlfile.value(root, label)
     with suppress(TypeError, ValidationError):
         if "image" in data:
-            data["image"] = Image.spelled_out(data["image"])  # type: ignore[operator]
+            data = data | {"image": Image.spelled_out(data["image"])}  # type: ignore[operator]
         for override in overrides:
             for key, value in override.values.items():
                 data = _with(data, key.split("."), value)
@@ -137,7 +185,7 @@ def numbered(
     named = {"nodes.rank": NODE_RANKS, "nodes.master_addr": ("PET_MASTER_ADDR",)}
     found = list[Override]()
     for key, variables in named.items():
-        told = key in origin.lines or key in origin.overrides
+        told = origin.has(key) or key in origin.overrides
         name = next((name for name in variables if environ.get(name)), None)
         if name and not told:
             text = environ[name]
@@ -158,11 +206,14 @@ def _check_alone(environ: Mapping[str, str]) -> None:
             )
 
 
-def find(name: str) -> tuple[str, Path]:
-    """What the file is called in messages, and its path: a file, or a preset of that name."""
-    path = Path(name)
+def find(name: str, folder: Path | None = None) -> tuple[str, Path]:
+    """What the file is called in messages, and its path: a file, or a preset of that name.
+
+    A relative path starts in `folder`, which is the current one unless it is given.
+    """
+    path = (folder or Path()) / name
     if path.is_file():
-        return name, path
+        return str(path) if folder else name, path
     presets = sorted(preset.name for preset in PRESETS.glob("*.yaml"))
     wanted = name if name.endswith(".yaml") else f"{name}.yaml"
     if wanted in presets:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -305,9 +306,8 @@ def judged(path: Path, raw: bytes) -> str:
         plan_of(config, origin, facts, HOST, STAMP)
     except UsageError as error:
         told = str(error)
-        assert told.startswith(f"{path}:"), told
-        for line in told.splitlines():
-            assert line.startswith((f"{path}:", "  ")), told
+        for line in told.splitlines():  # of a preset that it extends, too
+            assert re.match(rf"{re.escape(str(path))}:|preset [\w.-]+\.yaml:|  ", line), told
         return told
     return ""
 
@@ -367,3 +367,40 @@ def test_a_second_launcher_of_a_node_is_refused(write: Write, name: str) -> None
     assert "--ntasks-per-node=1" in caught.value.remedy
     alone = source.load(write(f"{MINIMAL}nodes: 1\n"), [])
     assert source.numbered(*alone, {name: "3"}) == alone
+
+
+def test_a_file_is_laid_over_the_one_that_it_extends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each value has its place, and a relative path starts in the folder of its own file."""
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs/base.yaml").write_text("extends: gpt2-tiny\ngpus: 2\ntraining: {lr: 0.5}\n")
+    file = tmp_path / "runs/mine.yaml"
+    file.write_text("extends: base.yaml\nname: mine\nmodel:\n  num_layers: 4\n")
+    monkeypatch.chdir(tmp_path)
+    config, origin = source.load("runs/mine.yaml", [source.parse_set("training.seed=7")])
+    assert (config.name, config.gpus, config.model.num_layers) == ("mine", "2", 4)
+    assert (config.training.lr, config.training.seed, config.model.hidden_size) == (0.5, 7, 64)
+    assert origin.place("model.num_layers") == "runs/mine.yaml:4: model.num_layers"
+    assert origin.place("training.lr") == "runs/base.yaml:3: training.lr"
+    assert origin.place("model.hidden_size").startswith("preset gpt2-tiny.yaml:")
+    assert origin.place("training.seed") == "--set training.seed=7: training.seed"
+    assert plan_of(config, origin, Facts("0.16.1", True)).processes_per_node == 2  # not the CPU's
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("extends: run.yaml\n", "run.yaml extends run.yaml, and so on"),
+        ("extends: gpt2-tny\n", "no file and no preset 'gpt2-tny'"),
+        ("extends: [gpt2]\n", "the name of a run file or a preset is wanted"),
+        ("extends: gpt2\nmodel: {num_layrs: 2}\n", "num_layrs"),
+        ("extends: gpt2\ntraining: {lr: fast}\n", "run.yaml:2: training.lr"),
+    ],
+)
+def test_what_extends_wrongly_is_told_with_its_place(tmp_path: Path, text: str, told: str) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text(text)
+    with pytest.raises(UsageError, match=re.escape(told)) as refused:
+        source.load(str(file), [])
+    assert str(refused.value).startswith(f"{file}:")
