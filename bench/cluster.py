@@ -24,7 +24,7 @@ from launcher.runs.backends.slurm.slurm import SlurmBackend
 from launcher.runs.follow.assemble import assemble, new_stamp
 from launcher.runs.runfile import source
 from launcher.runs.runfile.clusters import Slurm
-from launcher.runs.runfile.source import Asked
+from launcher.runs.runfile.source import RunRequest
 
 NODES, TURNS = 512, 16
 PROGRAM = "print('there', flush=True)\n"
@@ -115,7 +115,7 @@ def _wide() -> list[Figure]:
     The look is a stand-in of 512 nodes in one process: each a thread, all on loopback.
     """
     config, origin = source.load("gpt3-175b", [])
-    asked = Asked(config, origin, os.getcwd())
+    asked = RunRequest(config, origin, os.getcwd())
     plan = assemble(asked, SlurmBackend(), new_stamp(), dry=True).plan
     start = time.monotonic()
     wide = slurm_request.request(replace(plan, nodes=NODES), Slurm(), Path("/runs/a")).script

@@ -13,7 +13,7 @@ import yaml
 from bench.measure import Figure
 from launcher.base.screen import Progress
 from launcher.base.settings import ROOT, Settings
-from launcher.images.builder.image import Builds, Request
+from launcher.images.builder.image import BuildRequest, Builds
 from launcher.images.matrix.load import load_matrix
 
 if TYPE_CHECKING:
@@ -55,19 +55,24 @@ def _build(
 ) -> tuple[float, float, float, int, int]:
     """Seconds of one cold build, of all nine cold, and of all nine again; the two counts."""
     started = time.perf_counter()
-    Builds(client, site, Counting(), NAME).build(Request(tags[0], builder=builder, no_cache=True))
+    Builds(client, site, Counting(), NAME).build(
+        BuildRequest(tags[0], builder=builder, no_cache=True)
+    )
     cold = time.perf_counter() - started
 
     progress = Counting()
     started = time.perf_counter()
     builds = Builds(client, site, progress, NAME)
-    first = Request(tags[0], builder=builder, no_cache=True)
-    built = [builds.build(first), *(builds.build(Request(t, builder=builder)) for t in tags[1:])]
+    first = BuildRequest(tags[0], builder=builder, no_cache=True)
+    built = [
+        builds.build(first),
+        *(builds.build(BuildRequest(t, builder=builder)) for t in tags[1:]),
+    ]
     all_nine = time.perf_counter() - started
 
     started = time.perf_counter()
     builds = Builds(client, site, Progress(), NAME)
-    reused = [builds.build(Request(tag, builder=builder)).reused for tag in tags]
+    reused = [builds.build(BuildRequest(tag, builder=builder)).reused for tag in tags]
     assert all(reused)
     again = time.perf_counter() - started
     return cold, all_nine, again, progress.compilations, len({one.id for one in built})

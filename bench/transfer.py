@@ -12,7 +12,7 @@ from bench.measure import Figure, timed
 from launcher.base.errors import EngineError
 from launcher.base.screen import Progress
 from launcher.base.settings import Settings
-from launcher.images.builder.image import Builds, Request
+from launcher.images.builder.image import BuildRequest, Builds
 from launcher.images.engine.connect import cli_environment, docker_cli, engine_host
 from launcher.images.engine.private import private
 
@@ -29,7 +29,7 @@ def figures(client: DockerClient, site: Settings, base: str, builder: str) -> li
     if docker is None or shutil.which("zstd") is None:
         raise EngineError("the comparison needs the programs docker and zstd", "Install them.")
     builds = Builds(client, site, Progress(), NAME)
-    image = builds.build(Request("cpu", base=base, builder=builder)).names[-1]
+    image = builds.build(BuildRequest("cpu", base=base, builder=builder)).names[-1]
     launcher = [sys.executable, "-m", "launcher", "image"]
     here = cli_environment(client)
     times: dict[str, list[float]] = {}

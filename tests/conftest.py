@@ -123,9 +123,9 @@ class CpuImages:
 
     def build(self, megatron: str | None = None, checkout: Path | None = None) -> str:
         """The image's name."""
-        from launcher.images.builder.image import Builds, Request
+        from launcher.images.builder.image import BuildRequest, Builds
 
-        request = Request("cpu", megatron, checkout, self.bases.base, self.bases.builder)
+        request = BuildRequest("cpu", megatron, checkout, self.bases.base, self.bases.builder)
         return Builds(self.client, self.site, Progress(), NAMES).build(request).names[0]
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from launcher.runs.payload import Payload
-from launcher.runs.plan.image import Facts
+from launcher.runs.plan.image import ImageFacts
 from launcher.runs.plan.mounts import Host
 from launcher.runs.plan.plan import Plan, Stamp, make_plan
 from launcher.runs.plan.resolved import resolve
@@ -37,7 +37,7 @@ Planner = Callable[..., Plan]
 def plan_of(
     config: RunConfig,
     origin: Origin,
-    facts: Facts,
+    facts: ImageFacts,
     host: Host = HOST,
     stamp: Stamp = STAMP,
     *,
@@ -69,7 +69,7 @@ def plan(write: Callable[[str], str]) -> Planner:
     def plan(
         text: str = MINIMAL,
         *sets: str,
-        facts: Facts = Facts("0.16.1", True),  # noqa: B008 - frozen
+        facts: ImageFacts = ImageFacts("0.16.1", True),  # noqa: B008 - frozen
         host: Host = HOST,
         rest: tuple[str, ...] = (),
     ) -> Plan:

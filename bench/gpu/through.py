@@ -134,8 +134,8 @@ def run(case: Case, checkout: Path, folder: Path) -> dict[str, Any]:
     log = folder / f"{''.join(c if c.isalnum() else '-' for c in case.name)}.log"
     log.write_text(ran.stdout + ran.stderr, encoding="utf-8")
     found = [each for line in ran.stdout.splitlines() for each in metrics.parse_all(line)]
-    lines = [each for each in found if isinstance(each, metrics.Step)][2:]
-    memory = [each.max_allocated_mib or 0 for each in found if isinstance(each, metrics.Memory)]
+    lines = [each for each in found if isinstance(each, metrics.TrainingStep)][2:]
+    memory = [each.max_allocated_mib or 0 for each in found if isinstance(each, metrics.MemoryUse)]
     if not lines:
         return told | {"last": ran.stderr[-600:]}
     took = [each.ms_per_step for each in lines]

@@ -144,7 +144,7 @@ def _more(text: TextIO) -> str:
     return more
 
 
-class Spans:
+class TimeSpans:
     """Stretches of time in µs, each with a name; compact, since there may be millions."""
 
     def __init__(self, names: dict[str, int]) -> None:
@@ -171,7 +171,7 @@ class Spans:
 def costs(found: Iterable[Mapping[str, Any]]) -> Costs:
     """What the time of a trace went to; `found` are its events."""
     names: dict[str, int] = {}
-    device, host, steps = Spans(names), dict[object, Spans](), Spans({})
+    device, host, steps = TimeSpans(names), dict[object, TimeSpans](), TimeSpans({})
     for event in found:
         if event.get("ph") != "X":
             continue
@@ -180,7 +180,7 @@ def costs(found: Iterable[Mapping[str, Any]]) -> Costs:
         if kind in DEVICE:
             device.add(*span)
         elif kind == "cpu_op":
-            host.setdefault((event.get("pid"), event.get("tid")), Spans(names)).add(*span)
+            host.setdefault((event.get("pid"), event.get("tid")), TimeSpans(names)).add(*span)
         elif kind == "user_annotation" and name.startswith(STEP):
             steps.add(*span)
     count = len(steps.names)
@@ -218,7 +218,9 @@ def _summed(
     return Costs(idle[0] == WAITING, steps, whole / unit, hidden / unit, tuple(listed))
 
 
-def _on_device(spans: Spans, names: Mapping[str, int]) -> tuple[Mapping[int, float], float, float]:
+def _on_device(
+    spans: TimeSpans, names: Mapping[str, int]
+) -> tuple[Mapping[int, float], float, float]:
     """µs of each name, in which no other was at work yet; those of any; of hidden communication.
 
     Communication counts where nothing else is at work: the rest of it is hidden.
@@ -248,7 +250,7 @@ def _gain(start: float, end: float, covered: float) -> float:
     return max(0.0, end - max(start, covered))
 
 
-def _on_host(threads: Mapping[object, Spans]) -> Mapping[int, float]:
+def _on_host(threads: Mapping[object, TimeSpans]) -> Mapping[int, float]:
     """µs of each operator, without those that it calls."""
     by_name = defaultdict[int, float](float)
     for spans in threads.values():
@@ -263,7 +265,7 @@ def _on_host(threads: Mapping[object, Spans]) -> Mapping[int, float]:
     return by_name
 
 
-def _whole(device: Spans, steps: Spans) -> float:
+def _whole(device: TimeSpans, steps: TimeSpans) -> float:
     """µs that are told of: the steps', where all that the GPU did lies in them, or all that it did.
 
     A program that doesn't wait for its GPU leaves some of a step's work behind the step.

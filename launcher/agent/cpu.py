@@ -148,12 +148,12 @@ def _redirect_random_state(torch: Any) -> None:
     logging.getLogger("megatron.core.tensor_parallel.random").setLevel(logging.ERROR)
 
 
-class Stream:
+class CpuStream:
     """The one order of execution that a CPU has; priorities and devices make no difference."""
 
     cuda_stream = 0
 
-    def __new__(cls, *args: Any, **kwargs: Any) -> Stream:
+    def __new__(cls, *args: Any, **kwargs: Any) -> CpuStream:
         return STREAM
 
     def query(self) -> bool:
@@ -165,7 +165,7 @@ class Stream:
     synchronize = wait_event = wait_stream = _nothing
 
 
-STREAM = object.__new__(Stream)
+STREAM = object.__new__(CpuStream)
 
 
 class Event:
@@ -181,12 +181,12 @@ class Event:
         """Milliseconds from this event to `end`."""
         return 1000.0 * (end.seconds - self.seconds)
 
-    query = Stream.query
+    query = CpuStream.query
     synchronize = wait = _nothing
 
 
 def _redirect_streams(torch: Any) -> None:
-    torch.cuda.Stream, torch.cuda.Event = Stream, Event
+    torch.cuda.Stream, torch.cuda.Event = CpuStream, Event
     torch.cuda.current_stream = lambda *args: STREAM
     torch.cuda.default_stream = lambda *args: STREAM
     torch.cuda.set_stream = _no_operation()

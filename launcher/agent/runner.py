@@ -21,11 +21,11 @@ from typing import Any, NoReturn
 
 from launcher.agent import traces
 from launcher.agent.checkpoints import folders, lineage
-from launcher.agent.checkpoints.hold import Held, Hold
+from launcher.agent.checkpoints.hold import FolderHeldError, Hold
 from launcher.agent.checkpoints.retention import Retention
 from launcher.agent.ranks import alike, bus, oom, rank, signals, stacks
 from launcher.agent.ranks.company import Company, Elsewhere
-from launcher.agent.ranks.job import Job, Refused, Unable, parse, read_secrets
+from launcher.agent.ranks.job import JobRefusal, RankJob, Unable, parse, read_secrets
 from launcher.agent.stall import stall
 from launcher.agent.words import STOPPED, say
 
@@ -49,7 +49,7 @@ class Exit:
 
 
 @dataclass(frozen=True)
-class Request:
+class SignalRequest:
     """Somebody asked the runner to stop or, by `stacks.SIGNAL`, to say where its ranks are.
 
     `why` says so where it was by another way than a signal.
@@ -60,15 +60,15 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Lost(Elsewhere):
+class FolderTakenOver(Elsewhere):
     """Another run has taken over the folder that this one saves to: the ranks may not save."""
 
 
-Event = Exit | Request | Elsewhere
+Event = Exit | SignalRequest | Elsewhere
 
 
 def _start(
-    job: Job, environ: Mapping[str, str], log_dir: str, more: Mapping[str, str]
+    job: RankJob, environ: Mapping[str, str], log_dir: str, more: Mapping[str, str]
 ) -> dict[int, subprocess.Popen[bytes]]:
     """Start the ranks, with `more` variables; their processes, by local rank.
 
@@ -111,12 +111,12 @@ def stopped(ranks: int) -> str:
     return f"{STOPPED}all {ranks} ranks ended after SIGTERM"
 
 
-class Watch:
+class RankWatch:
     """Waits for a node's ranks, and decides when to ask and when to force them to end."""
 
     def __init__(
         self,
-        job: Job,
+        job: RankJob,
         ranks: Mapping[int, subprocess.Popen[bytes]],
         events: queue.SimpleQueue[Event],
         collector: stall.Collector | None = None,
@@ -167,7 +167,7 @@ class Watch:
     def _handle(self, event: Event) -> None:
         if isinstance(event, Exit):
             self._ended(event)
-        elif isinstance(event, Lost):
+        elif isinstance(event, FolderTakenOver):
             self._lost(event)
         elif isinstance(event, Elsewhere):
             self._missed(event)
@@ -208,7 +208,7 @@ class Watch:
             self.elsewhere = other
             self._later(SETTLE_SECONDS, self._terminate)
 
-    def _lost(self, lost: Lost) -> None:
+    def _lost(self, lost: FolderTakenOver) -> None:
         """Kill the ranks: on SIGTERM they would save."""
         say(lost.why)
         self.elsewhere = self.elsewhere or lost
@@ -265,28 +265,28 @@ class Watch:
                 os.killpg(self.ranks[local_rank].pid, signum)
 
 
-def _name(request: Request) -> str:
+def _name(request: SignalRequest) -> str:
     return request.why or signal.Signals(request.signum).name
 
 
-def run(job: Job, environ: Mapping[str, str]) -> int:
+def run(job: RankJob, environ: Mapping[str, str]) -> int:
     """Run the job's ranks to their end; the exit code to pass on.
 
-    Raises `Refused` before any rank is started when the devices, or the nodes, don't fit.
+    Raises `JobRefusal` before any rank is started when the devices, or the nodes, don't fit.
     """
     events: queue.SimpleQueue[Any] = queue.SimpleQueue()
     faulthandler.register(stacks.SIGNAL)  # until there are ranks, it is the runner that is stuck
     asking: Sequence[signal.Signals] = SIGNALS
     if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
         asking = SIGNALS[:-1]
-    signals.Ear(asking, lambda signum: events.put(Request(signum)))
+    signals.Ear(asking, lambda signum: events.put(SignalRequest(signum)))
     if job.tie:
         threading.Thread(target=_read_to_the_end, args=(events,), daemon=True).start()
     with contextlib.ExitStack() as held:
         saver, met = _ready(job, environ, events, held)
         if not events.empty():
             first = events.get()
-            return first.code if isinstance(first, Lost) else 128 + first.signum
+            return first.code if isinstance(first, FolderTakenOver) else 128 + first.signum
         written = traces.Traces(job.profile) if job.profile else None
         company = Company(met.meeting, events.put) if met else None
         job, found = (met.job, met.variables) if met else (job, {})
@@ -295,7 +295,7 @@ def run(job: Job, environ: Mapping[str, str]) -> int:
         collector = stall.Collector(Path(log_dir), environ, cpu=job.cpu, whole=whole)
         ranks = _start(job, environ, log_dir, {**found, **collector.variables, **saver})
         signals.catch([stacks.SIGNAL])
-        watch = Watch(job, ranks, events, collector, company, log_dir)
+        watch = RankWatch(job, ranks, events, collector, company, log_dir)
         code = watch.wait()
     if company and code == 0:
         company.done()
@@ -308,15 +308,15 @@ def run(job: Job, environ: Mapping[str, str]) -> int:
 
 
 def _ready(
-    job: Job,
+    job: RankJob,
     environ: Mapping[str, str],
     events: queue.SimpleQueue[Any],
     held: contextlib.ExitStack,
-) -> tuple[Mapping[str, str], alike.Met | None]:
+) -> tuple[Mapping[str, str], alike.LinkedNodes | None]:
     """What ranks are told to save by, and the other nodes, where there are any.
 
-    The folder that is saved to is `held`. Raises `Refused` where this node, or another one, can't
-    start its ranks.
+    The folder that is saved to is `held`. Raises `JobRefusal` where this node, or another one,
+    can't start its ranks.
     """
     saver: Mapping[str, str] = {}
     refusal, visible = "", 0
@@ -326,7 +326,7 @@ def _ready(
             visible = job.check_devices()
         if any(map(job.traces, range(job.processes))) and not shutil.which("nsys"):
             raise Unable("nsys isn't in this image: NVIDIA's have it, or profile.tool: torch")
-        saver = _hold(job, environ, lambda why: events.put(Lost(why, Unable.code)), held)
+        saver = _hold(job, environ, lambda why: events.put(FolderTakenOver(why, Unable.code)), held)
     except Unable as unable:
         if job.nodes == 1:
             raise
@@ -336,7 +336,7 @@ def _ready(
     return saver, alike.look(job, environ, visible, lambda: not events.empty(), refusal)
 
 
-def _check_packages(job: Job) -> None:
+def _check_packages(job: RankJob) -> None:
     """Raise `Unable` where this Python lacks what each rank would end for."""
     wanted = {"torch": "another image, or another Python by image.python"}
     if job.program[:2] == GPT and not job.checkout:
@@ -351,7 +351,7 @@ def _check_packages(job: Job) -> None:
 
 
 def _hold(
-    job: Job,
+    job: RankJob,
     environ: Mapping[str, str],
     lost: Callable[[str], None],
     held: contextlib.ExitStack,
@@ -376,7 +376,7 @@ def _hold(
         if not wish.overwrite and (why := folders.refusal(root, line, on=wish.on)):
             raise Unable(why)
         note = hold.claim(line, overwrite=wish.overwrite)
-    except Held as other:
+    except FolderHeldError as other:
         raise Unable(str(other)) from None
     except OSError as error:
         say(f"can't note in {root} whose its checkpoints are: {error.strerror}")
@@ -391,13 +391,13 @@ def _read_to_the_end(events: queue.SimpleQueue[Event]) -> None:
     with contextlib.suppress(OSError):
         while os.read(sys.stdin.fileno(), 1 << 12):
             pass
-    events.put(Request(signal.SIGTERM, "the launcher has gone"))
+    events.put(SignalRequest(signal.SIGTERM, "the launcher has gone"))
 
 
 def main(argv: Sequence[str]) -> NoReturn:
     try:
         sys.exit(run(parse(argv, os.environ), os.environ))
-    except Refused as refusal:
+    except JobRefusal as refusal:
         say(str(refusal))
         sys.exit(refusal.code)
 

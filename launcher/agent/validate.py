@@ -32,7 +32,7 @@ NEED_A_DRIVER = ("transformer_engine", "apex", "flash_attn")
 """What Megatron asks for versions of; where one is there and can't be imported, it would lie."""
 
 
-class Reached(BaseException):
+class PretrainCall(BaseException):
     """The program has called `pretrain`: with the arguments that this has, by their names."""
 
 
@@ -124,12 +124,12 @@ def _reached(argv: Sequence[str]) -> dict[str, Any]:
 
     @functools.wraps(real)
     def pretrain(*args: Any, **kwargs: Any) -> None:
-        raise Reached(inspect.signature(real).bind_partial(*args, **kwargs).arguments)
+        raise PretrainCall(inspect.signature(real).bind_partial(*args, **kwargs).arguments)
 
     package.pretrain = pretrain
     try:
         program.run(argv)
-    except Reached as reached:
+    except PretrainCall as reached:
         arguments: dict[str, Any] = reached.args[0]
         return arguments
     raise LookupError(f"{argv[0]} doesn't call megatron.training.pretrain")

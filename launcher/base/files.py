@@ -44,7 +44,7 @@ def _name(error: object, path: str | Path) -> None:
         error.filename = str(path)
 
 
-class Refused(PermissionError):
+class ForeignFileError(PermissionError):
     """What isn't written or removed, since it isn't, or may not be, ours."""
 
     def __init__(self, path: Path | str, why: str) -> None:
@@ -145,11 +145,11 @@ def open_own(path: Path, flags: int, mode: int = 0o600) -> int:
 
     Raises Refused for a symbolic link, a file that has another name as well, a pipe or a device.
     """
-    refusal = Refused(path, "is no file of ours: it isn't a regular file")
+    refusal = ForeignFileError(path, "is no file of ours: it isn't a regular file")
     handle = open_regular_at(path, flags & ~os.O_TRUNC, refusal, mode=mode)
     try:
         if os.fstat(handle).st_nlink > 1:
-            raise Refused(path, "is no file of ours: it has another name as well")
+            raise ForeignFileError(path, "is no file of ours: it has another name as well")
         if flags & os.O_TRUNC:
             os.ftruncate(handle, 0)
     except BaseException:
@@ -159,7 +159,11 @@ def open_own(path: Path, flags: int, mode: int = 0o600) -> int:
 
 
 def open_regular_at(
-    path: Path | str, flags: int, refusal: Refused, mode: int = 0o600, folder: int | None = None
+    path: Path | str,
+    flags: int,
+    refusal: ForeignFileError,
+    mode: int = 0o600,
+    folder: int | None = None,
 ) -> int:
     """A descriptor of a regular file; raises `refusal` for a link, and for what may have no end."""
     flags |= os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -240,7 +244,7 @@ def open_foreign(path: Path, below: Path) -> IO[bytes]:
     a device may have no end.
     """
     with parent_handle(path, below) as (parent, name):
-        refusal = Refused(path, "isn't read: it is no regular file")
+        refusal = ForeignFileError(path, "isn't read: it is no regular file")
         handle = open_regular_at(name, os.O_RDONLY, refusal, folder=parent)
     return open(handle, "rb", buffering=0)
 
@@ -253,7 +257,7 @@ def open_regular(path: Path) -> IO[bytes]:
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         os.close(handle)
-        raise Refused(path, "isn't read: it is no regular file")
+        raise ForeignFileError(path, "isn't read: it is no regular file")
     return open(handle, "rb")
 
 
@@ -262,7 +266,7 @@ def read_regular(path: Path, most: int) -> bytes:
     with open_regular(path) as file:
         content = file.read(most + 1)
     if len(content) > most:
-        raise Refused(path, f"isn't read: it has more than {most} bytes")
+        raise ForeignFileError(path, f"isn't read: it has more than {most} bytes")
     return content
 
 
@@ -276,7 +280,7 @@ def copy_foreign(path: Path, below: Path, target: Path) -> None:
     blobs = home.parents[1] / "blobs" if home.parent.name == "snapshots" else home
     place = next((each for each in (home, blobs) if each in real.parents), None)
     if place is None:
-        raise Refused(path, f"isn't read: it leads out of {below}, to {real}")
+        raise ForeignFileError(path, f"isn't read: it leads out of {below}, to {real}")
     with open_foreign(real, place) as source:
         mode = stat.S_IMODE(os.fstat(source.fileno()).st_mode) & 0o666
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -304,13 +308,13 @@ def write_new(path: Path, text: str) -> None:
 def parts_below(path: Path, below: Path) -> tuple[str, ...]:
     """The names that lead from `below` to `path`."""
     if not (path.is_absolute() and below.is_absolute()):
-        raise Refused(path, "isn't touched: it is no absolute path")
+        raise ForeignFileError(path, "isn't touched: it is no absolute path")
     try:
         parts = path.relative_to(below).parts
     except ValueError:
-        raise Refused(path, f"isn't touched: it doesn't lie below {below}") from None
+        raise ForeignFileError(path, f"isn't touched: it doesn't lie below {below}") from None
     if not parts or ".." in parts:
-        raise Refused(path, f"isn't touched: it doesn't lie below {below}")
+        raise ForeignFileError(path, f"isn't touched: it doesn't lie below {below}")
     return parts
 
 
@@ -325,7 +329,7 @@ def parent_handle(path: Path, below: Path) -> Iterator[tuple[int, str]]:
                 inner = os.open(part, FOLDER_FLAGS, dir_fd=folder)
             except OSError as error:
                 if error.errno in LINK_ERRORS:
-                    raise Refused(path, "isn't touched: a link leads there") from None
+                    raise ForeignFileError(path, "isn't touched: a link leads there") from None
                 raise
             os.close(folder)
             folder = inner

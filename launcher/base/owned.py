@@ -23,7 +23,7 @@ from pathlib import Path
 from launcher.base.files import (
     FOLDER_FLAGS,
     LINK_ERRORS,
-    Refused,
+    ForeignFileError,
     aside_path,
     closing_handle,
     named,
@@ -162,7 +162,7 @@ def is_ours(path: Path) -> bool:
 
 
 def _marked(folder: int, proof: str = MARKER) -> bool:
-    refusal = Refused(proof, "is no regular file")
+    refusal = ForeignFileError(proof, "is no regular file")
     with (
         suppress(OSError),
         closing_handle(open_regular_at(proof, os.O_RDONLY, refusal, folder=folder)) as marker,
@@ -183,7 +183,7 @@ def real_folder(path: Path, below: Path, *, make: bool = True) -> Path:
             with suppress(FileExistsError):
                 at.mkdir()
         if (make or os.path.lexists(at)) and not stat.S_ISDIR(os.lstat(at).st_mode):
-            raise Refused(at, "isn't written to: it is a link, or no folder")
+            raise ForeignFileError(at, "isn't written to: it is a link, or no folder")
     return path
 
 
@@ -204,7 +204,7 @@ def remove_folder(path: Path, below: Path, proof: str = MARKER) -> None:
         _remove_tree(parent, doomed, proof)
         shape = re.compile(rf"\.{re.escape(name)}\.[0-9a-f]{{16}}{re.escape(REMOVED)}")
         for left in filter(shape.fullmatch, os.listdir(parent) if proof else ()):
-            with suppress(FileNotFoundError, Refused):
+            with suppress(FileNotFoundError, ForeignFileError):
                 _refuse_foreign(parent, left, path.with_name(left), proof)
                 _remove_tree(parent, left, proof)
             with suppress(OSError):  # it was cut off when nothing but itself was left
@@ -221,7 +221,7 @@ def remove_file(path: Path, below: Path, *, missing_ok: bool = False) -> None:
     with suppress(*missing), parent_handle(path, below) as (parent, name):
         status = os.stat(name, dir_fd=parent, follow_symlinks=False)
         if not (stat.S_ISREG(status.st_mode) or stat.S_ISLNK(status.st_mode)):
-            raise Refused(path, "isn't removed: it isn't a file")
+            raise ForeignFileError(path, "isn't removed: it isn't a file")
         os.unlink(name, dir_fd=parent)
 
 
@@ -231,7 +231,7 @@ def _refuse_foreign(parent: int, name: str, path: Path, proof: str) -> None:
         folder = os.open(name, FOLDER_FLAGS, dir_fd=parent)
     except OSError as error:
         if error.errno in LINK_ERRORS:
-            raise Refused(path, "isn't removed: it is a link, or no folder") from None
+            raise ForeignFileError(path, "isn't removed: it is a link, or no folder") from None
         raise
     with closing_handle(folder):
         mine = os.fstat(folder)
@@ -239,11 +239,13 @@ def _refuse_foreign(parent: int, name: str, path: Path, proof: str) -> None:
         known = not proof or _marked(folder, proof)
     for lived in (Path("/"), Path.cwd(), Path(os.path.expanduser("~"))):
         if any(_is(each, mine) for each in (lived, *lived.parents)):
-            raise Refused(path, f"isn't removed: {lived} is, or lies in, it")
+            raise ForeignFileError(path, f"isn't removed: {lived} is, or lies in, it")
     if not known:
-        raise Refused(path, f"isn't removed: we didn't make it, as there is no {proof} in it")
+        raise ForeignFileError(
+            path, f"isn't removed: we didn't make it, as there is no {proof} in it"
+        )
     if mounted := [at for at in _mounts() if f"{at}/".startswith(f"{real}/")]:
-        raise Refused(path, f"isn't removed: something is mounted at {mounted[0]}")
+        raise ForeignFileError(path, f"isn't removed: something is mounted at {mounted[0]}")
 
 
 def _is(path: Path, status: os.stat_result) -> bool:

@@ -95,7 +95,7 @@ def settings() -> Settings:
         path = folder(variable, key, usual)
         try:
             require_trusted(path)
-        except files.Refused:
+        except files.ForeignFileError:
             raise
         except OSError as error:  # too long a name, or one below a file
             raise UsageError(f"{variable}, or {key}: is no folder: {error.strerror}") from error

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from launcher.base.files import Refused
+from launcher.base.files import ForeignFileError
 
 MOST_PLACES = 4096
 """On a way that goes on: links can lead in a circle."""
@@ -46,8 +46,8 @@ def require_own_links(path: Path) -> None:
                 raise _refused(each, f"is a link and {why}")
 
 
-def _refused(path: Path, why: str) -> Refused:
-    return Refused(
+def _refused(path: Path, why: str) -> ForeignFileError:
+    return ForeignFileError(
         path,
         f"{why}, and so could change what we do there. Take another place, or "
         f"say that you trust it: export LAUNCHER_TRUSTED={path}",

@@ -39,7 +39,7 @@ def packing(beginning: bytes) -> str | None:
 def unpacked(file: io.BufferedReader) -> io.BufferedReader:
     """The file, or what is packed in it; its reads raise Unreadable where it has no proper end."""
     name = packing(file.peek(8))
-    return file if name is None else io.BufferedReader(_Unpacked(_opened(name, file)), PIECE)
+    return file if name is None else io.BufferedReader(_UnpackedInput(_opened(name, file)), PIECE)
 
 
 def _opened(name: str, file: IO[bytes]) -> Any:
@@ -89,7 +89,7 @@ class _Streams:
         return True
 
 
-class _Unpacked(io.RawIOBase):
+class _UnpackedInput(io.RawIOBase):
     """What is in a packed file, with one error for all that can be wrong with it."""
 
     def __init__(self, file: Any) -> None:
@@ -111,7 +111,7 @@ class _Unpacked(io.RawIOBase):
         return len(piece)
 
 
-class Counted(io.RawIOBase):
+class CountedInput(io.RawIOBase):
     """Counts what is read of a file, which may be a pipe."""
 
     def __init__(self, file: IO[bytes]) -> None:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from docker import DockerClient
 
     from launcher.base.settings import Settings
-    from launcher.images.builder.image import Request
+    from launcher.images.builder.image import BuildRequest
     from launcher.images.matrix.schema import Matrix
 
 WITHOUT = "Or leave base and builder out: --no-images"
@@ -84,9 +84,9 @@ def build(args: Namespace) -> int:
     return _tell_failed([(request.tag, error) for request, error in failed])
 
 
-def _requests(args: Namespace, matrix: Matrix, **departures: Any) -> list[Request]:
+def _requests(args: Namespace, matrix: Matrix, **departures: Any) -> list[BuildRequest]:
     """What is asked for of each row. Raises UsageError for no row, or one that isn't there."""
-    from launcher.images.builder.image import Request
+    from launcher.images.builder.image import BuildRequest
     from launcher.images.matrix.load import find_row
 
     tags = matrix.usual if args.all else args.tags
@@ -96,7 +96,7 @@ def _requests(args: Namespace, matrix: Matrix, **departures: Any) -> list[Reques
         find_row(matrix, tag)
     common = {"megatron": args.megatron, "builder": args.builder, **departures}
     bases = [args.base and args.base.replace("{tag}", tag) for tag in tags]
-    return [Request(tag, base=base, **common) for tag, base in zip(tags, bases, strict=True)]
+    return [BuildRequest(tag, base=base, **common) for tag, base in zip(tags, bases, strict=True)]
 
 
 def _tell_failed(failed: Sequence[tuple[str, LauncherError]]) -> int:

@@ -13,9 +13,9 @@ from launcher.cli.command import actions, argument, call_action, command, flag, 
 from launcher.cli.data import TOKENIZER, TYPES, a_path
 
 if TYPE_CHECKING:
-    from launcher.tools.data.tokenizers import Chosen
-    from launcher.tools.weights.convert import Done
-    from launcher.tools.weights.given import Named
+    from launcher.tools.data.tokenizers import TokenizerChoice
+    from launcher.tools.weights.convert import Conversion
+    from launcher.tools.weights.given import NamedCheckpoint
 
 SOURCE = argument("source", "a run, or a folder with a checkpoint", "RUN|FOLDER")
 NAMED = (argument("--tokenizer-type", "where its own isn't known", choices=TYPES), *TOKENIZER[1:4])
@@ -99,7 +99,7 @@ def export(args: Namespace) -> int:
     return 0
 
 
-def _tell(done: Done, what: str) -> None:
+def _tell(done: Conversion, what: str) -> None:
     print(f"{what}: {size(done.bytes)} of weights in {done.folder}")
 
 
@@ -197,17 +197,17 @@ def generate(args: Namespace) -> int:
     return 0
 
 
-def _image(source: Named) -> Any:
+def _image(source: NamedCheckpoint) -> Any:
     """The image of the run that saved it, else the CPU's."""
     return source.config.image.model_dump(exclude_none=True) if source.config else "cpu"
 
 
-def _tokenizer(args: Namespace) -> Chosen | None:
+def _tokenizer(args: Namespace) -> TokenizerChoice | None:
     """What the options name, where any is given."""
-    from launcher.tools.data.tokenizers import Chosen
+    from launcher.tools.data.tokenizers import TokenizerChoice
 
     files = {"vocab_file": args.vocab_file, "merge_file": args.merge_file}
     files |= {"model": args.tokenizer_model}
     if not (args.tokenizer_type or any(files.values())):
         return None
-    return Chosen(type=args.tokenizer_type or Chosen.type, **files)
+    return TokenizerChoice(type=args.tokenizer_type or TokenizerChoice.type, **files)

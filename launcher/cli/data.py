@@ -16,10 +16,10 @@ from launcher.base.screen import printable
 from launcher.cli.command import actions, argument, call_action, command, flag
 
 if TYPE_CHECKING:
-    from launcher.tools.data.contents import Data, Sizes
+    from launcher.tools.data.contents import DocumentSizes, IndexedData
     from launcher.tools.data.ledger import Leniency
     from launcher.tools.data.sources import Reading
-    from launcher.tools.data.tokenizers import Chosen, Tokenizer
+    from launcher.tools.data.tokenizers import Tokenizer, TokenizerChoice
 
 WIDTH = 40
 """Columns of the longest bar."""
@@ -80,11 +80,11 @@ READ = (
 """What reads text: which inputs, what is in them, and what becomes of bad records."""
 
 
-def tokenizer(args: Namespace) -> Chosen:
+def tokenizer(args: Namespace) -> TokenizerChoice:
     """The tokenizer that the options name."""
-    from launcher.tools.data.tokenizers import Chosen
+    from launcher.tools.data.tokenizers import TokenizerChoice
 
-    return Chosen(
+    return TokenizerChoice(
         type=args.tokenizer_type,
         vocab_file=args.vocab_file,
         merge_file=args.merge_file,
@@ -125,7 +125,7 @@ def tokenize(args: Namespace) -> int:
     if args.slurm:
         return _in_parts(args)
     shard, prefix = _shard(args.shard, _target("--output-prefix", args.output_prefix))
-    job = tokenize.Job(
+    job = tokenize.TokenizeJob(
         inputs=_inputs(args),
         prefix=prefix,
         reading=_reading(args, shard),
@@ -226,7 +226,7 @@ def inspect(args: Namespace) -> int:
     return 0
 
 
-def _counts(data: Data, found: Sizes) -> list[str]:
+def _counts(data: IndexedData, found: DocumentSizes) -> list[str]:
     mean = data.tokens / data.documents if data.documents else 0
     return [
         f"documents  {data.documents:,}" + (f", {found.empty:,} empty" if found.empty else ""),
@@ -238,7 +238,7 @@ def _counts(data: Data, found: Sizes) -> list[str]:
     ]
 
 
-def _how_made(data: Data) -> list[str]:
+def _how_made(data: IndexedData) -> list[str]:
     """The tokenizer and the release whose rule made the tokens, where a record says so."""
     from launcher.tools.data import contents
 
@@ -249,7 +249,7 @@ def _how_made(data: Data) -> list[str]:
     return [f"tokenizer  {rule}"]
 
 
-def _histogram(found: Sizes) -> list[str]:
+def _histogram(found: DocumentSizes) -> list[str]:
     """A line for each power of two, from the first that has a document."""
     most = max(found.bars)
     mark = "█" if sys.stdout.encoding.lower().startswith("utf") else "#"
@@ -263,7 +263,7 @@ def _histogram(found: Sizes) -> list[str]:
     return ["tokens       documents", *lines] if lines else []
 
 
-def _shown(tokenizer: Tokenizer, data: Data, number: int) -> str:
+def _shown(tokenizer: Tokenizer, data: IndexedData, number: int) -> str:
     """A document's beginning as text, or its tokens where the vocabulary can't be theirs."""
     tokens = data.document(number, 100)
     for token in (min(tokens, default=0), max(tokens, default=0)):
@@ -281,7 +281,7 @@ def _shown(tokenizer: Tokenizer, data: Data, number: int) -> str:
 def vocab(args: Namespace) -> int:
     """Check vocab.json and merges.txt, and show what their tokens stand for."""
     from launcher.tools.data import tokenizers
-    from launcher.tools.data.faults import Refused
+    from launcher.tools.data.faults import RecordRefusal
 
     for option, number in (("--from", args.first), ("--count", args.count)):
         if number < 0:
@@ -299,7 +299,7 @@ def vocab(args: Namespace) -> int:
     for text in args.texts:
         try:
             (tokens,) = tokenizers.encoded(loaded, [text])
-        except Refused as refused:
+        except RecordRefusal as refused:
             raise UsageError(f"{text!r}: {refused}") from None
         for token in map(int, tokens):
             print(f"{token:>7}  {loaded.decode([token])!r}")

@@ -144,12 +144,12 @@ def all_reduce_plan(args: Namespace, chosen: Backend) -> Plan:
     from dataclasses import replace
 
     from launcher.runs.follow.assemble import NO_PROGRAM, assemble, new_stamp
-    from launcher.runs.runfile.source import Asked, Origin, made
+    from launcher.runs.runfile.source import Origin, RunRequest, made
 
     image = {"name": args.image} if args.image else {"tag": args.tag or DEFAULT}
     values = {"name": "nccl", "image": image, "gpus": args.gpus or "all", "processes": 2}
     config = made(values | {"program": NO_PROGRAM}, "doctor --nccl")
-    asked = Asked(config, Origin("doctor --nccl", {}, {}), os.getcwd())
+    asked = RunRequest(config, Origin("doctor --nccl", {}, {}), os.getcwd())
     plan = assemble(asked, chosen, new_stamp()).plan
     mounts = tuple(mount for mount in plan.mounts if mount.key != "program")
     words = plan.argv[: plan.argv.index("--") + 1]

@@ -25,8 +25,8 @@ from launcher.cli.transfer import load, pull, push, save
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from launcher.images.builder.beside import Documents
-    from launcher.images.carry.images import Image
+    from launcher.images.builder.beside import ImageDocuments
+    from launcher.images.carry.images import EngineImage
     from launcher.tools.trials.facts import Fact
     from launcher.tools.trials.trials import Verdict
 
@@ -96,7 +96,9 @@ def inspect(args: Namespace) -> int:
     return 0
 
 
-def _text(image: Image, names: list[str], record: dict[str, Any], documents: Documents) -> str:
+def _text(
+    image: EngineImage, names: list[str], record: dict[str, Any], documents: ImageDocuments
+) -> str:
     """The lines for a person; what isn't there is said."""
     from launcher.images.builder.beside import PROVENANCE, SBOM
 

@@ -27,7 +27,7 @@ from launcher.cli.command import (
 )
 
 if TYPE_CHECKING:
-    from launcher.tools.trials.result import Result
+    from launcher.tools.trials.result import CellResult
     from launcher.tools.trials.series import Options
 
 
@@ -192,7 +192,7 @@ def compat(args: Namespace) -> int:
     engine, lock, options = partial(connect, timeout=600), load_lock(), _options(args)
     say = partial(print, file=sys.stderr, flush=True)
     tried = series.Series(engine, settings(), matrix, lock, options, finished, say, args.again)
-    results: list[Result] = []
+    results: list[CellResult] = []
     try:
         for one in tried.kept(cells) if args.kept else tried.run(cells):
             results.append(one)
@@ -208,7 +208,7 @@ def compat(args: Namespace) -> int:
     return 1 if any(one.failure for one in results) else 0
 
 
-def _report(results: Sequence[Result], folder: Path) -> None:
+def _report(results: Sequence[CellResult], folder: Path) -> None:
     from launcher.base import files
     from launcher.tools.trials import html, report
 

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 from launcher.cli.command import GPUS, RUN, argument, command, flag, image
 
 if TYPE_CHECKING:
-    from launcher.runs.follow.assemble import Assembled
+    from launcher.runs.follow.assemble import PlannedRun
     from launcher.runs.plan.job import Backend
-    from launcher.runs.runfile.source import Asked, Override
-    from launcher.tools.data.text import Tokenized
+    from launcher.runs.runfile.source import Override, RunRequest
+    from launcher.tools.data.text import TokenizedRun
 
 BACKEND = "what carries the run out: docker, local, compose, slurm or kubernetes"
 SOURCE = argument("--source", "a Megatron-LM checkout, in place of the image's", "PATH")
@@ -72,14 +72,14 @@ def run(args: Namespace) -> int:
     from launcher.runs.follow.assemble import assemble, new_stamp, release
     from launcher.runs.follow.start import check, task
     from launcher.runs.runfile import source
-    from launcher.runs.runfile.source import Asked
+    from launcher.runs.runfile.source import RunRequest
     from launcher.tools.data import text
 
     config, origin = source.load(args.config, overrides(args))
     chosen = backend(args.backend).configured(config)
     if not (chosen.every_node or chosen.scheduled):
         config, origin = source.numbered(config, origin, os.environ)
-    asked = Asked(config, origin, os.getcwd(), tuple(args.rest))
+    asked = RunRequest(config, origin, os.getcwd(), tuple(args.rest))
     data = text.tokenized(config, origin, settings().cache, partial(release, asked, chosen))
     asked = replace(asked, config=data.config)
     if args.dry_run:
@@ -93,7 +93,7 @@ def run(args: Namespace) -> int:
     return _start(args, asked, chosen)
 
 
-def _start(args: Namespace, asked: Asked, chosen: Backend, notes: Iterable[str] = ()) -> int:
+def _start(args: Namespace, asked: RunRequest, chosen: Backend, notes: Iterable[str] = ()) -> int:
     """Start it; `notes` are told first. Its exit code."""
     from dataclasses import replace
 
@@ -122,7 +122,7 @@ def overrides(args: Namespace) -> list[Override]:
     return found
 
 
-def _show(assembled: Assembled, chosen: Backend, data: Tokenized, *, full: bool) -> int:
+def _show(assembled: PlannedRun, chosen: Backend, data: TokenizedRun, *, full: bool) -> int:
     """Print the plan and the command; files that aren't there are told, as they may come."""
     from launcher.cli.describe import describe
     from launcher.runs.follow.files import missing

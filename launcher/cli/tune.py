@@ -38,15 +38,15 @@ def tune(args: Namespace) -> int:
     from launcher.cli.start import overrides
     from launcher.runs.backends import backend
     from launcher.runs.runfile import source
-    from launcher.runs.runfile.source import Asked, Override, overridden
+    from launcher.runs.runfile.source import Override, RunRequest, overridden
     from launcher.tools.tuning import tune as tuning
     from launcher.tools.tuning import tuned
 
     laid = overrides(args)
     config, origin = source.load(args.config, laid)
     chosen = backend(args.backend).configured(config)
-    asked = Asked(config, origin, os.getcwd(), tuple(args.rest))
-    wanted = tuning.Wanted(args.steps, args.minutes, args.any_precision, args.fresh, args.card)
+    asked = RunRequest(config, origin, os.getcwd(), tuple(args.rest))
+    wanted = tuning.TuneRequest(args.steps, args.minutes, args.any_precision, args.fresh, args.card)
     if args.plan:
         print("\n".join(tuning.planned(asked, chosen, wanted)))
         return 0

@@ -98,7 +98,7 @@ def keep(runs: Path, wanted: str = "") -> Payload:
             _write(folder)
         require_trusted(folder)
         found = start.contents(str(folder))
-    except files.Refused:
+    except files.ForeignFileError:
         raise
     except OSError as error:
         raise EngineError(

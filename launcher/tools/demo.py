@@ -18,7 +18,7 @@ from launcher.base import files, owned
 from launcher.base.errors import EngineError, LauncherError
 from launcher.base.screen import Progress, bare
 from launcher.base.settings import ROOT, Settings
-from launcher.images.builder.image import Builds, Request
+from launcher.images.builder.image import BuildRequest, Builds
 from launcher.images.engine import acquire, connect
 from launcher.images.engine.connect import engine_host, is_private, socket_fault
 from launcher.images.matrix.load import load_lock, load_matrix
@@ -41,7 +41,7 @@ class DemoError(LauncherError):
 
 
 @dataclass(frozen=True)
-class Seen:
+class DemoLosses:
     """What one training run printed: losses by iteration, in nats per token."""
 
     training: dict[int, float]
@@ -65,11 +65,11 @@ def run(site: Settings) -> None:
             return
         builds = Builds(client, site, progress)
         found = acquire.bases(client, builds.matrix, TAG, site, progress)
-        built = builds.build(Request(TAG, base=found.base, builder=found.builder))
+        built = builds.build(BuildRequest(TAG, base=found.base, builder=found.builder))
         progress.note(f"image {built.names[-1]} {'is there' if built.reused else 'is built'}")
         host, private = engine_host(client), is_private(client)
         os.environ["DOCKER_HOST"] = host
-        _train(site.cache / "demo", f"Megatron {builds.recipe(Request(TAG)).release}")
+        _train(site.cache / "demo", f"Megatron {builds.recipe(BuildRequest(TAG)).release}")
     if private:
         print(f"\n{whereabouts(host, site.answer_within)}")
 
@@ -171,7 +171,7 @@ def unigram_entropy(documents: list[list[int]]) -> float:
     return -sum(n / total * math.log(n / total) for n in counts.values())
 
 
-def launch(folder: Path, *options: str) -> Seen:
+def launch(folder: Path, *options: str) -> DemoLosses:
     """Run the demo's preset in `folder` by the command a user would type; show what it prints."""
     command = [sys.executable, "-m", "launcher", "run", "demo.yaml", *options]
     for setting in (f"data.path={folder / 'text'}", f"data.cache={folder / 'index'}"):
@@ -193,10 +193,10 @@ def launch(folder: Path, *options: str) -> Seen:
         raise DemoError(f"the training run ended with exit code {process.returncode}")
     if not training or not held_out:
         raise DemoError("the training run printed no losses")
-    return Seen(training, held_out)
+    return DemoLosses(training, held_out)
 
 
-def _check(first: Seen, resumed: Seen, entropy: float) -> None:
+def _check(first: DemoLosses, resumed: DemoLosses, entropy: float) -> None:
     """Raise DemoError unless the model learnt from context and went on from its checkpoint."""
     last = max(first.held_out)
     if first.held_out[last] >= entropy:

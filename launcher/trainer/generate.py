@@ -13,7 +13,7 @@ from launcher.agent import compat, cpu
 from launcher.agent.ranks import ending
 from launcher.agent.ranks.ending import OptionError
 from launcher.trainer.gpt import arguments as command_line
-from launcher.trainer.gpt.arguments import Layout
+from launcher.trainer.gpt.arguments import RankLayout
 
 ONE_RANK = {
     **{f"{kind}_model_parallel_size": 1 for kind in ("tensor", "pipeline", "expert")},
@@ -62,7 +62,7 @@ def arguments_of(saved: Any) -> Namespace:
 
 
 @dataclass(frozen=True)
-class Loaded:
+class LoadedModel:
     """A model with its weights, all of it on this rank."""
 
     model: Any
@@ -93,7 +93,7 @@ class Loaded:
         return [int(one) for one in row[0, len(tokens) :]]
 
 
-def load(source: Path) -> Loaded:
+def load(source: Path) -> LoadedModel:
     """The model of a checkpoint. Raises `OptionError` for one that isn't our program's."""
     import torch
 
@@ -102,10 +102,10 @@ def load(source: Path) -> Loaded:
     known = checkpoint.common(source)
     arguments = arguments_of(known.get("args"))
     if not torch.distributed.is_initialized():
-        training.initialise(arguments, Layout(1, 1, 1, 1))
+        training.initialise(arguments, RankLayout(1, 1, 1, 1))
     made = model.build(arguments, known["vocabulary"]).to(model.dtype(arguments)).cuda().eval()
     checkpoint.load_weights(source, [made])
-    return Loaded(made, arguments)
+    return LoadedModel(made, arguments)
 
 
 if __name__ == "__main__":

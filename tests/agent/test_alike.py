@@ -17,7 +17,7 @@ import pytest
 from launcher.agent.checkpoints import lineage
 from launcher.agent.ranks import alike, meeting
 from launcher.agent.ranks.job import free_port
-from launcher.agent.ranks.meeting import Failed, Meeting, Stopped
+from launcher.agent.ranks.meeting import Meeting, MeetingFailure, StopWaiting
 
 from .conftest import Run, going_on, runner_command
 
@@ -31,7 +31,7 @@ def together(nodes: int, do: Callable[[Meeting], Any], seconds: float = 10) -> l
             try:
                 here.join(seconds)
                 return do(here)
-            except Failed as failed:
+            except MeetingFailure as failed:
                 return str(failed)
 
     with ThreadPoolExecutor(nodes) as pool:
@@ -88,7 +88,7 @@ def test_a_node_that_hangs_is_named_on_all_others(monkeypatch: pytest.MonkeyPatc
 
 def fails(node: int, nodes: int, port: int, why: str, seconds: float = 0.3) -> None:
     here = Meeting(node, nodes, "127.0.0.1", port, print)
-    with closing(here), pytest.raises(Failed, match=why):
+    with closing(here), pytest.raises(MeetingFailure, match=why):
         here.join(seconds)
 
 
@@ -123,7 +123,7 @@ def test_numbers_that_do_not_fit(nodes: Sequence[tuple[int, int]], why: str) -> 
     def one(node: tuple[int, int]) -> str:
         with (
             closing(Meeting(*node, "127.0.0.1", port, print)) as here,
-            pytest.raises(Failed) as end,
+            pytest.raises(MeetingFailure) as end,
         ):
             here.join(10)
         return str(end.value)
@@ -168,7 +168,7 @@ def _connected(port: int) -> socket.socket:
 def test_whoever_waits_can_be_stopped() -> None:
     for node in (0, 1):
         here = Meeting(node, 2, "127.0.0.1", free_port(), print, stopped=lambda: True)
-        with closing(here), pytest.raises(Stopped):
+        with closing(here), pytest.raises(StopWaiting):
             here.join(60)
 
 
@@ -176,7 +176,7 @@ def test_who_is_waited_for_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(meeting, "PATIENCE", (0.1, 60.0))
     said: list[str] = []
     here = Meeting(0, 2, "10.0.0.1", free_port(), said.append)
-    with closing(here), pytest.raises(Failed):
+    with closing(here), pytest.raises(MeetingFailure):
         here.join(0.6)
     assert said == [f"waiting: node 1 didn't come to 10.0.0.1:{here.port}"]
 

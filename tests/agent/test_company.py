@@ -19,7 +19,7 @@ import pytest
 from launcher.agent.ranks import meeting
 from launcher.agent.ranks.company import Company, Elsewhere
 from launcher.agent.ranks.job import free_port
-from launcher.agent.ranks.meeting import Meeting, Unneeded
+from launcher.agent.ranks.meeting import Meeting, NodeNotNeeded
 from tests.machines import FIRST, ip
 
 from .conftest import Run, environment, going_on, runner_command
@@ -108,7 +108,7 @@ def test_enough_nodes_are_numbered_anew(monkeypatch: pytest.MonkeyPatch) -> None
         try:
             here.join(20)
             return here.node, here.nodes, here.exchange(node, list)
-        except Unneeded as unneeded:
+        except NodeNotNeeded as unneeded:
             return str(unneeded)
         finally:
             here.close()

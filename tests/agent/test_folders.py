@@ -107,7 +107,7 @@ def test_any_file_cut_anywhere_is_found(whole: Path, data: st.DataObject) -> Non
 
 
 def test_any_file_missing_is_found(whole: Path) -> None:
-    found = folders.Checkpoint(3, whole)
+    found = folders.CheckpointFolder(3, whole)
     assert (
         [*folders.newest_first(whole.parent)][::-1]
         == [folders.newest_complete(whole.parent)]
@@ -200,7 +200,7 @@ def test_what_the_tracker_says_counts(tmp_path: Path, tracker: str | None, probl
 def test_a_release_is_a_checkpoint(tmp_path: Path) -> None:
     legacy(tmp_path / "release")
     tracked(tmp_path, "release\n")
-    assert folders.newest_complete(tmp_path) == folders.Checkpoint(0, tmp_path / "release")
+    assert folders.newest_complete(tmp_path) == folders.CheckpointFolder(0, tmp_path / "release")
     assert folders.prune(tmp_path, 1, RUN) == []
 
 
@@ -292,7 +292,7 @@ def test_older_ones_than_the_newest_complete_are_not_read(
     problem = contents.problem
     monkeypatch.setattr(contents, "problem", lambda at: read.append(at.name) or problem(at))
     newest = folders.newest_complete(tmp_path)
-    assert newest == folders.Checkpoint(6, tmp_path / "iter_0000006")
+    assert newest == folders.CheckpointFolder(6, tmp_path / "iter_0000006")
     assert folders.since_complete(tmp_path) == [*folders.newest_first(tmp_path)][::-1][1:]
     assert read[:4] == ["iter_0000009", "iter_0000006"] * 2
     assert folders.since_complete(tmp_path / "iter_0000003") == []

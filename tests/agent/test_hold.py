@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from launcher.agent.checkpoints import folders, hold, lineage
-from launcher.agent.checkpoints.hold import Held, Hold
+from launcher.agent.checkpoints.hold import FolderHeldError, Hold
 from launcher.base import files
 
 from .test_folders import distributed
@@ -98,11 +98,11 @@ def test_a_living_run_is_refused_and_a_dead_one_is_replaced_at_once(
     """The claim was a file that nobody held: a second run replaced it."""
     with other("locks") as process:
         for run in (A, B):
-            with pytest.raises(Held, match=f"in use: run {A} on"):
+            with pytest.raises(FolderHeldError, match=f"in use: run {A} on"):
                 Hold(tmp_path, run, pytest.fail)
         assert hold.living(tmp_path).startswith(f"run {A} on")
         stop(process)  # it lives, and may go on at any time
-        with pytest.raises(Held):
+        with pytest.raises(FolderHeldError):
             Hold(tmp_path, B, pytest.fail)
         process.kill()
     assert hold.living(tmp_path) == ""
@@ -120,7 +120,7 @@ def test_a_run_that_slept_while_another_took_over_saves_nothing(
 ) -> None:
     """It would sign, or overwrite, what is the other's. Or the other has already ended."""
     with other("none") as process:
-        with pytest.raises(Held, match=f"in use: run {A} on"):  # its heartbeat is seen
+        with pytest.raises(FolderHeldError, match=f"in use: run {A} on"):  # its heartbeat is seen
             Hold(tmp_path, B, lambda _: None)
         stop(process)
         said: list[str] = []
@@ -159,7 +159,7 @@ def test_a_folder_that_is_removed_is_claimed_again(tmp_path: Path) -> None:
     assert lineage.claimed(root) == note
     assert len(said) == 1
     assert f"{root} was removed while this run goes on" in said[0]
-    with pytest.raises(Held):
+    with pytest.raises(FolderHeldError):
         Hold(root, B, pytest.fail)
     (root / lineage.NOTE).unlink()
     held.beat()
@@ -212,7 +212,7 @@ def test_a_run_that_slept_within_a_heartbeat_sees_that_another_came_and_went(
         return look(handle, path)
 
     monkeypatch.setattr(hold, "_is_at", slept)
-    with pytest.raises(Held, match=f"run {B} has taken"):
+    with pytest.raises(FolderHeldError, match=f"run {B} has taken"):
         first.beat()
 
 

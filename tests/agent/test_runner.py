@@ -20,16 +20,16 @@ import pytest
 from launcher.agent import runner, start
 from launcher.agent.checkpoints import folders, lineage
 from launcher.agent.ranks import bus, devices, oom
-from launcher.agent.ranks.job import Job, Refused, Unable, free_port, parse, read_secrets
+from launcher.agent.ranks.job import JobRefusal, RankJob, Unable, free_port, parse, read_secrets
 from launcher.agent.words import STOPPED
-from launcher.runs.plan.job import Cause
+from launcher.runs.plan.job import EndCause
 from launcher.runs.records.failures import explain
 
 from .conftest import going_on, python, runner_command
 from .test_folders import distributed
 
 
-def job(*argv: str, environ: dict[str, str] | None = None) -> Job:
+def job(*argv: str, environ: dict[str, str] | None = None) -> RankJob:
     return parse(["--processes-per-node", "2", *argv], environ or {})
 
 
@@ -52,12 +52,12 @@ def test_program_is_all_that_follows_the_dashes() -> None:
     ],
 )
 def test_refusals(argv: list[str], reason: str) -> None:
-    with pytest.raises(Refused, match=reason):
+    with pytest.raises(JobRefusal, match=reason):
         job(*argv)
 
 
 @contextlib.contextmanager
-def held(one: Job, wish: str) -> Iterator[Mapping[str, str]]:
+def held(one: RankJob, wish: str) -> Iterator[Mapping[str, str]]:
     """The variables of ranks while the folder that is wished for is held."""
     with contextlib.ExitStack() as stack:
         yield runner._hold(one, {lineage.VARIABLE: wish}, pytest.fail, stack)
@@ -110,7 +110,7 @@ def test_a_data_file_that_became_shorter_is_blamed_for_sigbus(tmp_path: Path) ->
     assert blamed.endswith("text.bin, which it read, became shorter: 40 of 100 bytes")
     told = f"runner: rank 1 was killed by signal 7 (SIGBUS), exit code 135: {blamed}\n"
     for line, name in ((told, "a data file became"), (told.partition(": /")[0], "shared memory")):
-        signs = explain([line.encode()], Cause.ITSELF).signs
+        signs = explain([line.encode()], EndCause.ITSELF).signs
         assert signs[0].failure.name.startswith(name)
     (tmp_path / "text.bin").unlink()
     assert "is there no more" in bus.blame(before)
@@ -331,7 +331,7 @@ def test_who_killed_for_memory_is_said(
 ) -> None:
     counted = iter([oom.Counters(0, False, 5), oom.Counters(1, True, 6)])
     monkeypatch.setattr(oom, "read", lambda: next(counted))
-    watch = runner.Watch(job("--", "x"), {}, queue.SimpleQueue())
+    watch = runner.RankWatch(job("--", "x"), {}, queue.SimpleQueue())
     watch._ended(runner.Exit(1, -9))
     assert capsys.readouterr().err == (
         "runner: rank 1 was killed by signal 9 (SIGKILL), exit code 137: "

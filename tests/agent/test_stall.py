@@ -14,7 +14,7 @@ import pytest
 from launcher.agent.ranks import stacks
 from launcher.agent.ranks.stacks import Frame, Stack
 from launcher.agent.stall import flight, stall
-from launcher.agent.stall.stall import Kind, Whereabouts
+from launcher.agent.stall.stall import Activity, Whereabouts
 
 from .conftest import start_rank
 from .test_flight import entry, operations, record
@@ -49,33 +49,33 @@ def said(places: dict[int, Whereabouts], *, whole: bool = True) -> str:
 @pytest.mark.parametrize(
     ("stack", "kind", "told"),
     [
-        ((MINE,), Kind.ELSEWHERE, "step (mine.py:12): time.sleep(3600)"),
+        ((MINE,), Activity.ELSEWHERE, "step (mine.py:12): time.sleep(3600)"),
         (
             (Frame(C10D, 2806, "all_reduce"), GRADS, MINE),
-            Kind.COLLECTIVE,
+            Activity.COLLECTIVE,
             "all_reduce (distributed_c10d.py:2806), from finalize_model_grads.py:270",
         ),
         (
             (Frame(C10D, 9, "broadcast"), Frame(C10D, 99, "broadcast_object_list"), MINE),
-            Kind.COLLECTIVE,
+            Activity.COLLECTIVE,
             "broadcast_object_list (distributed_c10d.py:99), from mine.py:12",
         ),
-        ((Frame(C10D, 9, "recv"), MINE), Kind.POINT_TO_POINT, None),
-        ((Frame("/home/me/mine.py", 20, "step"),), Kind.COLLECTIVE, None),
-        ((Frame(P2P, 7, "r"),), Kind.POINT_TO_POINT, None),
-        ((Frame("/home/me/mine.py", 30, "step"),), Kind.DEVICE, None),
-        ((Frame(f"{TORCH}/cuda/__init__.py", 3, "synchronize"), MINE), Kind.ELSEWHERE, None),
+        ((Frame(C10D, 9, "recv"), MINE), Activity.POINT_TO_POINT, None),
+        ((Frame("/home/me/mine.py", 20, "step"),), Activity.COLLECTIVE, None),
+        ((Frame(P2P, 7, "r"),), Activity.POINT_TO_POINT, None),
+        ((Frame("/home/me/mine.py", 30, "step"),), Activity.DEVICE, None),
+        ((Frame(f"{TORCH}/cuda/__init__.py", 3, "synchronize"), MINE), Activity.ELSEWHERE, None),
         (
             (Frame("/usr/lib/python3.10/selectors.py", 416, "select"), MINE),
-            Kind.ELSEWHERE,
+            Activity.ELSEWHERE,
             "select (selectors.py:416), from mine.py:12: time.sleep(3600)",
         ),
-        ((Frame(C10D, 1, "<module>"), MINE), Kind.ELSEWHERE, None),  # torch is being imported
-        ((Frame("/home/me/event.py", 20, "f"), MINE), Kind.ELSEWHERE, "f (event.py:20)"),
-        ((), Kind.ELSEWHERE, "no Python function"),
+        ((Frame(C10D, 1, "<module>"), MINE), Activity.ELSEWHERE, None),  # torch is being imported
+        ((Frame("/home/me/event.py", 20, "f"), MINE), Activity.ELSEWHERE, "f (event.py:20)"),
+        ((), Activity.ELSEWHERE, "no Python function"),
     ],
 )
-def test_where_a_rank_is(stack: Stack, kind: Kind, told: str | None) -> None:
+def test_where_a_rank_is(stack: Stack, kind: Activity, told: str | None) -> None:
     found = stall.place(stack)
     assert found.kind is kind
     assert told in (None, found.told)
@@ -90,7 +90,7 @@ def test_a_rank_outside_of_collectives_is_the_one() -> None:
 
 
 def test_one_that_does_not_answer_is_the_one() -> None:
-    silent = Whereabouts(Kind.SILENT, "the kernel has it as T (stopped)")
+    silent = Whereabouts(Activity.SILENT, "the kernel has it as T (stopped)")
     told = said({0: SLEEPS, 1: silent, 2: collective()})
     assert told.startswith("rank 1 doesn't answer: the kernel has it as T (stopped), while ")
 

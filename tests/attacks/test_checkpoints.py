@@ -229,14 +229,14 @@ def test_a_link_in_a_foreign_folder_hands_out_no_file(
         (theirs / "more").symlink_to(tmp_path)
     target = {"out": secret, "up": Path("../secret"), "through a folder": Path("more/secret")}[way]
     (theirs / name).symlink_to(target)
-    with pytest.raises(files.Refused, match="leads out of"):
+    with pytest.raises(files.ForeignFileError, match="leads out of"):
         convert.import_(theirs, tmp_path / "ours")
     assert not (tmp_path / "ours").exists()
     (theirs / name).unlink()
     convert.import_(theirs, tmp_path / "ours")
     (tmp_path / "ours/tokenizer").mkdir()
     (tmp_path / "ours/tokenizer" / name).symlink_to(secret)
-    with pytest.raises(files.Refused, match="leads out of"):
+    with pytest.raises(files.ForeignFileError, match="leads out of"):
         convert.export(reader.opened(reader.find(tmp_path / "ours")), tmp_path / "back")
 
 
@@ -271,7 +271,7 @@ def test_a_model_of_pipes_and_devices_is_refused(tmp_path: Path, name: str, kind
     if name == safetensors.INDEX:  # which isn't looked for where it is no file
         convert.import_(theirs, tmp_path / "ours")
         return
-    with pytest.raises((files.Refused, UsageError)):
+    with pytest.raises((files.ForeignFileError, UsageError)):
         convert.import_(theirs, tmp_path / "ours")
 
 
@@ -292,6 +292,6 @@ def test_a_link_in_place_of_the_tokenizers_folder_leads_nowhere(
     (tmp_path / "private").mkdir(mode=0o700)
     secret.rename(tmp_path / "private/tokenizer.json")
     (tmp_path / "ours/tokenizer").symlink_to(tmp_path / "private")
-    with pytest.raises(files.Refused, match="leads out of"):
+    with pytest.raises(files.ForeignFileError, match="leads out of"):
         convert.export(reader.opened(reader.find(tmp_path / "ours")), tmp_path / "back")
     assert not (tmp_path / "back").exists()

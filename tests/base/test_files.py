@@ -14,7 +14,7 @@ from unittest.mock import Mock
 import pytest
 
 from launcher.base import files, owned
-from launcher.base.files import Refused
+from launcher.base.files import ForeignFileError
 from launcher.base.settings import ROOT
 from launcher.base.trust import require_own_links, require_trusted
 
@@ -46,10 +46,10 @@ def test_a_folder_of_ours_goes_and_no_link_in_it_is_followed(root: Path) -> None
 def test_a_folder_without_our_marker_stays(root: Path) -> None:
     (root / "theirs").mkdir()
     (root / "theirs/data").write_text("x")
-    with pytest.raises(Refused, match=r"there is no \.megatron-launchpad in it"):
+    with pytest.raises(ForeignFileError, match=r"there is no \.megatron-launchpad in it"):
         owned.remove_folder(root / "theirs", root)
     (root / "theirs" / owned.MARKER).write_text("mine")  # of another content
-    with pytest.raises(Refused):
+    with pytest.raises(ForeignFileError):
         owned.remove_folder(root / "theirs", root)
     assert (root / "theirs/data").exists()
 
@@ -61,7 +61,7 @@ def test_a_path_that_is_none_of_ours_is_refused(
     """Path("") is the current folder: a text that was read empty removed all of it."""
     ours(root / "made")
     monkeypatch.chdir(root)
-    with pytest.raises(Refused):
+    with pytest.raises(ForeignFileError):
         owned.remove_folder(Path(path.format(root=root, name=root.name)), root)
     assert (root / "made/deep/er/file").exists()
     assert (root / "letter").exists()
@@ -72,14 +72,14 @@ def test_the_folder_that_one_works_or_lives_in_stays(
 ) -> None:
     made = ours(root / "made")
     monkeypatch.chdir(made / "deep")
-    with pytest.raises(Refused, match="lies in, it"):
+    with pytest.raises(ForeignFileError, match="lies in, it"):
         owned.remove_folder(made, root)
     monkeypatch.chdir(root)
     monkeypatch.setenv("HOME", str(made / "deep/er"))
-    with pytest.raises(Refused, match="lies in, it"):
+    with pytest.raises(ForeignFileError, match="lies in, it"):
         owned.remove_folder(made, root)
     monkeypatch.setenv("HOME", str(made))
-    with pytest.raises(Refused):
+    with pytest.raises(ForeignFileError):
         owned.remove_folder(made, root)
     assert (made / "deep/er/file").exists()
 
@@ -90,9 +90,9 @@ def test_what_a_link_leads_to_stays(root: Path) -> None:
     (root / "link").symlink_to(made)
     (root / "way").symlink_to(root)
     for path in (root / "link", root / "way/made"):
-        with pytest.raises(Refused, match="link"):
+        with pytest.raises(ForeignFileError, match="link"):
             owned.remove_folder(path, root)
-    with pytest.raises(Refused, match="link"):
+    with pytest.raises(ForeignFileError, match="link"):
         owned.remove_file(root / "way/letter", root)
     assert (made / "deep/er/file").exists()
     owned.remove_folder(root / "way/made", root / "way")  # the user's own link to a disk
@@ -109,7 +109,7 @@ def test_what_is_mounted_in_it_stays(root: Path) -> None:
         from launcher.base import files, owned
         try:
             owned.remove_folder(Path({str(made)!r}), Path({str(root)!r}))
-        except files.Refused as error:
+        except files.ForeignFileError as error:
             print(error.strerror)
     """
     mount = f'mkdir {made}/inner && mount --bind {root}/disk {made}/inner && exec $0 -c "$1"'
@@ -137,7 +137,7 @@ def test_a_file_is_removed_and_nothing_else(root: Path) -> None:
     (root / "link").symlink_to("letter")
     owned.remove_file(root / "link", root)
     assert (root / "letter").exists()
-    with pytest.raises(Refused, match="it isn't a file"):
+    with pytest.raises(ForeignFileError, match="it isn't a file"):
         owned.remove_file(root / "folder", root)
     with pytest.raises(FileNotFoundError):
         owned.remove_file(root / "link", root)
@@ -229,7 +229,7 @@ def test_what_is_no_file_of_ours_is_not_opened(root: Path, kind: str) -> None:
         "folder": path.mkdir,
         "device": lambda: path.symlink_to("/dev/zero"),
     }[kind]()
-    with pytest.raises((Refused, IsADirectoryError)):
+    with pytest.raises((ForeignFileError, IsADirectoryError)):
         files.open_own(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     assert (root / "letter").read_text() == "mine"
 
@@ -237,9 +237,9 @@ def test_what_is_no_file_of_ours_is_not_opened(root: Path, kind: str) -> None:
 def test_folders_are_made_and_no_link_among_them(root: Path) -> None:
     assert owned.real_folder(root / "a/b", root).is_dir()
     (root / "a/c").symlink_to(root)
-    with pytest.raises(Refused):
+    with pytest.raises(ForeignFileError):
         owned.real_folder(root / "a/c/d", root)
-    with pytest.raises(Refused):
+    with pytest.raises(ForeignFileError):
         owned.real_folder(root / "letter/d", root)
     assert sorted(os.listdir(root)) == ["a", "letter"]
 
@@ -283,7 +283,7 @@ def test_a_folder_that_another_user_has_or_can_write_is_not_trusted(
         (lambda: _let_in(changed), lambda: os.removexattr(changed, ACL)),
     ):
         change()
-        with pytest.raises(Refused) as caught:
+        with pytest.raises(ForeignFileError) as caught:
             require_trusted(cache)
         assert caught.value.filename == str(changed)
         monkeypatch.setenv("LAUNCHER_TRUSTED", f"/nowhere:{changed}")
@@ -300,12 +300,12 @@ def test_a_link_to_a_folder_of_another_user_is_not_trusted(root: Path) -> None:
     (root / "theirs").mkdir()
     os.chown(root / "theirs", 4711, 4711)
     (root / "link").symlink_to("theirs")
-    with pytest.raises(Refused, match="belongs to user id 4711"):
+    with pytest.raises(ForeignFileError, match="belongs to user id 4711"):
         require_trusted(root / "link/cache")
     (root / "theirs").rmdir()
     (root / "theirs").mkdir()
     os.lchown(root / "link", 4711, 4711)
-    with pytest.raises(Refused):
+    with pytest.raises(ForeignFileError):
         require_trusted(root / "link/cache")
 
 
@@ -324,7 +324,7 @@ def test_each_link_of_a_chain_is_looked_at(
     require_own_links(root / "first/link/cache")
     os.lchown(root / "middle/theirs", 4711, 4711)
     for look in (require_trusted, require_own_links):
-        with pytest.raises(Refused, match="belongs to user id 4711") as caught:
+        with pytest.raises(ForeignFileError, match="belongs to user id 4711") as caught:
             look(root / "first/link/cache")
         assert caught.value.filename == str(root / "middle/theirs")
         monkeypatch.setenv("LAUNCHER_TRUSTED", str(root / "middle"))
@@ -347,7 +347,7 @@ def test_where_each_removes_their_own_may_lead_there(root: Path) -> None:
     (root / "tmp").chmod(0o1777)
     (root / "tmp/mine").mkdir()
     require_trusted(root / "tmp/mine")
-    with pytest.raises(Refused, match="by everybody"):
+    with pytest.raises(ForeignFileError, match="by everybody"):
         require_trusted(root / "tmp")
 
 

@@ -259,7 +259,7 @@ def test_what_another_user_could_change_is_refused_by_name(
     settings()
     theirs = path.parent if above else path
     os.chown(theirs, 4711, 4711)
-    with pytest.raises(files.Refused, match="belongs to user id 4711") as caught:
+    with pytest.raises(files.ForeignFileError, match="belongs to user id 4711") as caught:
         settings()
     assert caught.value.filename == str(theirs)
     monkeypatch.setenv("LAUNCHER_TRUSTED", str(theirs))

@@ -21,7 +21,7 @@ from launcher import cli
 from launcher.cli import completion
 from launcher.cli.command import Command
 from launcher.runs.follow import find
-from launcher.runs.plan.job import Lost
+from launcher.runs.plan.job import ConnectionLost
 from launcher.runs.runfile.source import PRESETS
 
 
@@ -31,7 +31,7 @@ from launcher.runs.runfile.source import PRESETS
         (PermissionError(errno.EACCES, "Permission denied", "/a/b"), 2, "/a/b: Permission denied"),
         (OSError(errno.ENOSPC, "No space left on device"), 2, "No space left on device"),
         (APIError("conflict"), 125, "the engine: conflict"),
-        (Lost("gone"), 125, "the engine was lost: gone"),
+        (ConnectionLost("gone"), 125, "the engine was lost: gone"),
         (KeyboardInterrupt(), 130, ""),
     ],
 )

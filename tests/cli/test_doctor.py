@@ -15,7 +15,7 @@ from launcher.runs import backends, payload
 from launcher.runs.backends import local
 from launcher.runs.checks import gather
 from launcher.runs.checks.machine import Gpu
-from launcher.runs.plan.image import Facts
+from launcher.runs.plan.image import ImageFacts
 from launcher.runs.runfile.source import NODE_RANKS
 
 OLD = Gpu(0, "GPU-0", "NVIDIA GeForce RTX 3090", 24 << 30, 0, (8, 6), "470.57.02")
@@ -27,7 +27,7 @@ def run(*argv: str) -> int:
 
 @pytest.fixture(autouse=True)
 def torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local.LocalBackend, "facts", lambda self, image: Facts("0.16.1"))
+    monkeypatch.setattr(local.LocalBackend, "facts", lambda self, image: ImageFacts("0.16.1"))
 
 
 @pytest.fixture(autouse=True)
@@ -63,19 +63,19 @@ def test_a_wrong_request_for_gpus_is_told() -> None:
 @pytest.mark.parametrize(
     ("facts", "code", "said"),
     [
-        (Facts("0.9.0"), 0, "ok       python3   torch, and Megatron-Core 0.9.0"),
-        (Facts(), 0, "warning  python3   torch, but no Megatron-Core"),
+        (ImageFacts("0.9.0"), 0, "ok       python3   torch, and Megatron-Core 0.9.0"),
+        (ImageFacts(), 0, "warning  python3   torch, but no Megatron-Core"),
         (EngineError("python3 here has no torch"), 121, "refused  python3   python3 here has no"),
     ],
 )
 def test_without_a_container_this_environment_is_looked_at(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-    facts: Facts | EngineError,
+    facts: ImageFacts | EngineError,
     code: int,
     said: str,
 ) -> None:
-    def known(self: object, image: str) -> Facts:
+    def known(self: object, image: str) -> ImageFacts:
         if isinstance(facts, EngineError):
             raise facts
         return facts

@@ -28,13 +28,13 @@ BUILD = """
 import sys
 from pathlib import Path
 import launcher
-from launcher.images.builder.image import Builds, Request
+from launcher.images.builder.image import Builds, BuildRequest
 from launcher.images.engine.connect import connect
 from launcher.base.screen import Progress
 from launcher.base.settings import settings
 assert Path(launcher.__file__).is_relative_to(Path.cwd()), launcher.__file__
 base, builder, names = sys.argv[1:]
-request = Request("cpu", base=base, builder=builder, no_cache=True)
+request = BuildRequest("cpu", base=base, builder=builder, no_cache=True)
 print(Builds(connect(600), settings(), Progress(), names).build(request).id)
 """
 

@@ -12,7 +12,7 @@ from docker import DockerClient
 
 from launcher.base.screen import Progress
 from launcher.base.settings import Settings
-from launcher.images.builder.image import Builds, Request
+from launcher.images.builder.image import BuildRequest, Builds
 from launcher.images.engine.acquire import Bases
 from launcher.images.engine.connect import engine_host
 from launcher.images.engine.private import packages, private
@@ -54,7 +54,7 @@ def small(
     """Row 24.10 with this base's Python, and the smallest release."""
     row = {"python": "3.11", "megatron": "0.10.0", "source": "sdist"}
     own = replace(site, matrix=matrix_folder(tmp_path_factory.mktemp("matrix"), {"24.10": row}))
-    request = Request("24.10", base=bases.base, builder=bases.builder)
+    request = BuildRequest("24.10", base=bases.base, builder=bases.builder)
     made = Builds(engine, own, Progress(), f"{NAMES}-small").build(request)
     yield Small(made.names[0], made.id, own, bases)
     for name in made.names:

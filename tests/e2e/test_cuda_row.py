@@ -14,7 +14,7 @@ import yaml
 
 from launcher.base.screen import Progress
 from launcher.base.settings import ROOT, Settings
-from launcher.images.builder.image import Builds, Request
+from launcher.images.builder.image import BuildRequest, Builds
 from launcher.images.matrix.load import load_lock
 from launcher.images.matrix.schema import Extension, GitSource
 from launcher.images.sources import extensions, fetch, lock
@@ -122,7 +122,7 @@ def test_it_brings_a_python_and_compiles_on_the_base_for_the_gpus_that_are_named
     base = standin(engine, python_image, "cuda")  # for NVIDIA's image, with a compiler
     own = own_matrix(tmp_path, replace(site, git_mirror=mirror), base, extension)
     builds = Builds(engine, own, Progress(), NAMES)
-    built = builds.build(Request(TAG, builder=bases.builder))
+    built = builds.build(BuildRequest(TAG, builder=bases.builder))
     ask = "import kernels_ext as k, os, six; print(k.built_for, k.header, os.environ['BROUGHT'])"
     said = in_image(engine, built.id, "python3", "-c", ask)
     assert said.strip() == "8.0;9.0|80;90|4 a submodule's yes"
@@ -134,9 +134,9 @@ def test_it_brings_a_python_and_compiles_on_the_base_for_the_gpus_that_are_named
     labels = engine.api.inspect_image(built.id)["Config"]["Labels"]
     assert labels["megatron-launchpad.architectures"] == "80 90"
     assert set(record["commits"]) == {"", "lib/headers"}
-    assert builds.build(Request(TAG, builder=bases.builder)).reused
+    assert builds.build(BuildRequest(TAG, builder=bases.builder)).reused
 
-    request = Request(TAG, builder=bases.builder, architectures="90a", jobs=2)
+    request = BuildRequest(TAG, builder=bases.builder, architectures="90a", jobs=2)
     other = builds.build(request)
     assert not other.reused
     said = in_image(engine, other.id, "python3", "-c", ask)

@@ -478,7 +478,7 @@ def mortal(site: Settings, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     (folder / "packages").symlink_to(unpacked)
     sockets = Path(tempfile.mkdtemp(prefix="launchpad-", dir=private._short_folder()))
     owned.mark(sockets)
-    place = private.Place(folder, sockets)
+    place = private.EnginePlace(folder, sockets)
     (sockets / "packages").symlink_to(unpacked)
     place.settings.write_text("{}")
     namespaces = ["--pid", "--fork", "--kill-child", "--mount-proc", "--net", "--mount"]

@@ -20,7 +20,7 @@ from launcher.base.errors import EngineError
 from launcher.base.screen import Progress
 from launcher.base.settings import ROOT, Settings
 from launcher.images.builder import beside
-from launcher.images.builder.image import Builds, Request
+from launcher.images.builder.image import BuildRequest, Builds
 from launcher.images.engine import acquire
 from launcher.images.engine.private import packages, private
 from launcher.images.engine.private.base import debian_base
@@ -111,10 +111,10 @@ def test_two_clones_of_two_users_give_the_same_wheel_and_image(
     host = os.environ["DOCKER_HOST"]
     if os.geteuid() != 0 or not host.startswith("unix://") or not shutil.which("setpriv"):
         pytest.skip("it needs root, setpriv, and the engine's socket on this machine")
-    inputs = Builds(engine, site, Progress())._inputs(Request("cpu", None, None, *both(bases)))
+    inputs = Builds(engine, site, Progress())._inputs(BuildRequest("cpu", None, None, *both(bases)))
     pins = [pin for group in inputs.recipe.pins.values() for pin in group]
     builds = Builds(engine, site, Progress(), NAMES)
-    builds.build(Request("cpu", None, None, *both(bases)))  # fetches what isn't cached yet
+    builds.build(BuildRequest("cpu", None, None, *both(bases)))  # fetches what isn't cached yet
     digests = sorted({inputs.source.identity, *map(sha256_of_pin, pins)})
     root = Clone(common / "one", common / "home-of-root", 0, 0, "022", host)
     other = Clone(common / "another name", common / "home", UID, GID, "077", host)
@@ -227,7 +227,7 @@ def test_podman_gives_one_image_and_docker_s_wheel(
     for client in (podman, engine):
         debian_base(client, name, acquire.STANDIN_EPOCH, cache=site.cache / "bases")
         builds = Builds(client, own, Progress(), "launchpad-test-podman")
-        request = Request("24.10", base=name, builder=name, no_cache=True)
+        request = BuildRequest("24.10", base=name, builder=name, no_cache=True)
         made[client] = [builds.build(request).id for _ in range(2)]
     for ids in made.values():
         assert ids[0] == ids[1]

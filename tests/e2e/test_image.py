@@ -11,7 +11,7 @@ import pytest
 from launcher.base.errors import BuildError, EngineError
 from launcher.base.screen import Progress
 from launcher.base.settings import Settings
-from launcher.images.builder.image import Builds, Request
+from launcher.images.builder.image import BuildRequest, Builds
 from launcher.images.matrix.load import load_matrix
 from launcher.images.sources import source
 from tests.conftest import NAMES
@@ -97,10 +97,10 @@ def test_nine_rows_on_nine_bases_compile_once(
     builds = Builds(
         engine, Settings(site.cache, path, "", "", site.runs), Progress(), "launchpad-test-rows"
     )
-    built = [builds.build(Request(tag, builder=bases.builder)) for tag in tags]
+    built = [builds.build(BuildRequest(tag, builder=bases.builder)) for tag in tags]
     assert len({one.id for one in built}) == len(tags) == 9
     assert len({layers(engine, one.id)[-1] for one in built}) == 1
-    assert all(builds.build(Request(tag, builder=bases.builder)).reused for tag in tags)
+    assert all(builds.build(BuildRequest(tag, builder=bases.builder)).reused for tag in tags)
     for tag in tags:
         engine.images.remove(f"launchpad-test-rows:{tag}-0.10.0", force=True)
         engine.images.remove(f"launchpad-test-rows:{tag}", force=True)
@@ -124,7 +124,7 @@ def test_a_base_without_python_is_refused_by_name_and_leaves_no_container(
 def test_a_base_that_cannot_be_pulled_is_refused(engine: DockerClient, site: Settings) -> None:
     builds = Builds(engine, site, Progress(), NAMES)
     with pytest.raises(EngineError, match="can't be reached"):
-        builds.build(Request("cpu", base="registry.invalid/none:1"))
+        builds.build(BuildRequest("cpu", base="registry.invalid/none:1"))
 
 
 @pytest.fixture
@@ -133,14 +133,16 @@ def builds(engine: DockerClient, site: Settings) -> Builds:
 
 
 @pytest.fixture
-def edited(builds: Builds, bases: Bases, tmp_path: Path) -> Request:
+def edited(builds: Builds, bases: Bases, tmp_path: Path) -> BuildRequest:
     """A build of a source of 0.12.3, to be changed."""
-    source.locked(builds.recipe(Request("cpu", "0.12.3")), builds.site).unpack(tmp_path / "edited")
-    return Request("cpu", "0.12.3", tmp_path / "edited", bases.base, bases.builder)
+    source.locked(builds.recipe(BuildRequest("cpu", "0.12.3")), builds.site).unpack(
+        tmp_path / "edited"
+    )
+    return BuildRequest("cpu", "0.12.3", tmp_path / "edited", bases.base, bases.builder)
 
 
 def test_a_compiler_error_fails_the_build_with_its_lines_and_leaves_no_tag(
-    engine: DockerClient, builds: Builds, edited: Request
+    engine: DockerClient, builds: Builds, edited: BuildRequest
 ) -> None:
     """From 0.10 on a broken compiler still gives a wheel, with no extension in it."""
     assert edited.checkout

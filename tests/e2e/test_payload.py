@@ -122,13 +122,13 @@ def test_another_machines_engine_gets_a_copy_and_the_shown_lines_do_the_same(
     monkeypatch.setattr(docker_job, "LOCAL", "another machine's")
     from launcher.runs.follow.assemble import assemble, new_stamp
     from launcher.runs.runfile import source
-    from launcher.runs.runfile.source import Asked
+    from launcher.runs.runfile.source import RunRequest
 
     monkeypatch.setenv("LAUNCHER_RUNS", str(tmp_path / "runs"))
     sets = ["training.train_iters=5", f"image={{name: '{built['theirs']}:latest'}}"]
     config, origin = source.load("gpt2-tiny", [source.parse_set(one) for one in sets])
     chosen = docker.DockerBackend(lambda: engine)
-    plan = assemble(Asked(config, origin, str(tmp_path)), chosen, new_stamp()).plan
+    plan = assemble(RunRequest(config, origin, str(tmp_path)), chosen, new_stamp()).plan
     job = docker_job.start(engine.api, plan, attach=True)
     try:
         out = b"".join(piece.data for piece in job.output())

@@ -15,7 +15,7 @@ import yaml
 
 from launcher.base.screen import Progress
 from launcher.base.settings import ROOT, Settings
-from launcher.images.builder.image import REPOSITORY, Builds, Request
+from launcher.images.builder.image import REPOSITORY, BuildRequest, Builds
 from launcher.images.matrix.load import load_lock
 from launcher.images.matrix.schema import Lock, LockedImage, LockedPlatform
 from launcher.images.oci import registry as registries
@@ -98,8 +98,8 @@ class Site:
         """The base that a build would lie on."""
         return self.builds()._inputs(self.request()).base.id
 
-    def request(self, base: str | None = None) -> Request:
-        return Request(TAG, base=base, builder=self.builder)
+    def request(self, base: str | None = None) -> BuildRequest:
+        return BuildRequest(TAG, base=base, builder=self.builder)
 
 
 def push(engine: DockerClient, name: str, tag: str) -> str:
@@ -219,7 +219,7 @@ def test_the_locked_base_is_pulled_by_digest_and_then_needed_from_nowhere(
     builds = at.builds()
     for name in ("pull", "inspect_distribution"):
         monkeypatch.setattr(builds.client.api, name, network)
-    found = builds._inputs(Request(TAG, builder=at.builder))
+    found = builds._inputs(BuildRequest(TAG, builder=at.builder))
     assert found.base.id == at.locked().platforms["linux/amd64"].config
 
 

@@ -20,7 +20,7 @@ from launcher.runs.checks.machine import Machine
 from launcher.runs.follow import ask
 from launcher.runs.follow.assemble import assemble, new_stamp
 from launcher.runs.runfile import source
-from launcher.runs.runfile.source import Asked
+from launcher.runs.runfile.source import RunRequest
 from tests.e2e.command import in_image, launcher
 from tests.e2e.test_image import CALL_HELPERS
 
@@ -78,7 +78,7 @@ def test_the_image_is_asked_for_what_no_rule_here_knows(whole_image: str, tmp_pa
     assert "Moe extended TP parallelism only applies to allgather based" in done.stderr
     sets = [f"image={whole_image}", *upstreams]
     config, origin = source.load("gpt2-tiny.yaml", [source.parse_set(one) for one in sets])
-    plan = assemble(Asked(config, origin, str(tmp_path)), backend("docker"), new_stamp()).plan
+    plan = assemble(RunRequest(config, origin, str(tmp_path)), backend("docker"), new_stamp()).plan
     assert [*ask.check(plan, Machine(), backend("docker"), tmp_path)] == []
     assert [one.read_text("utf-8") for one in (tmp_path / "asked").iterdir()] == ["{}"]
 

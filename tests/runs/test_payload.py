@@ -121,7 +121,7 @@ def test_of_those_that_nobody_names_only_old_and_own_ones_go(tmp_path: Path) -> 
     assert left == {kept.digest, folders["b2"].name, folders["c3"].name}
     (foreign := tmp_path / payload.FOLDER / OLD).mkdir()
     os.utime(foreign, (0, 0))
-    with pytest.raises(files.Refused):
+    with pytest.raises(files.ForeignFileError):
         payload.sweep(tmp_path, {kept.digest})
 
 

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from launcher.tools import demo
-from launcher.tools.demo import DemoError, Seen
+from launcher.tools.demo import DemoError, DemoLosses
 
-FIRST = Seen(training={10: 3.0, 20: 2.0}, held_out={20: 2.1})
-RESUMED = Seen(training={30: 1.9, 40: 1.8}, held_out={40: 1.9})
+FIRST = DemoLosses(training={10: 3.0, 20: 2.0}, held_out={20: 2.1})
+RESUMED = DemoLosses(training={30: 1.9, 40: 1.8}, held_out={40: 1.9})
 
 
 def test_two_runs_that_show_what_they_should_pass() -> None:
@@ -24,11 +24,13 @@ def test_two_runs_that_show_what_they_should_pass() -> None:
     ("first", "resumed", "entropy", "said"),
     [
         (FIRST, RESUMED, 2.0, "is not below 2.000"),
-        (FIRST, Seen({10: 3.0, 40: 1.8}, {40: 1.9}), 3.0, "no checkpoint was loaded"),
-        (FIRST, Seen({30: 1.9}, {30: 1.9}), 3.0, "did not go on to its last iteration"),
+        (FIRST, DemoLosses({10: 3.0, 40: 1.8}, {40: 1.9}), 3.0, "no checkpoint was loaded"),
+        (FIRST, DemoLosses({30: 1.9}, {30: 1.9}), 3.0, "did not go on to its last iteration"),
     ],
 )
-def test_each_check_can_fail(first: Seen, resumed: Seen, entropy: float, said: str) -> None:
+def test_each_check_can_fail(
+    first: DemoLosses, resumed: DemoLosses, entropy: float, said: str
+) -> None:
     with pytest.raises(DemoError, match=said) as caught:
         demo._check(first, resumed, entropy)
     assert caught.value.exit_code == 1
@@ -59,7 +61,7 @@ def test_the_losses_are_read_from_upstream_s_lines(
     program = f"import os\nif os.environ['LAUNCHER_RUNS'] == '{tmp_path}/runs': {shown}\n"
     (tmp_path / "launcher/__main__.py").write_text(program)
     monkeypatch.chdir(tmp_path)
-    assert demo.launch(tmp_path) == Seen({10: 3.0}, {20: 2.1})
+    assert demo.launch(tmp_path) == DemoLosses({10: 3.0}, {20: 2.1})
 
 
 def test_the_entropy_of_two_equally_frequent_tokens_is_that_of_a_coin() -> None:

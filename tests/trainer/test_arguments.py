@@ -8,7 +8,7 @@ import pytest
 
 from launcher.agent.ranks.ending import OptionError
 from launcher.trainer.gpt import arguments as command_line
-from launcher.trainer.gpt.arguments import Layout
+from launcher.trainer.gpt.arguments import RankLayout
 from tests.agent.conftest import TINY
 
 MOCK = [*TINY, "--mock-data"]
@@ -21,7 +21,7 @@ THREE = [*EXPERTS, "--global-batch-size", "6"]
 BALANCED = [*EXPERTS, "--moe-router-load-balancing-type", "sinkhorn"]
 
 
-def laid_out(world: int, *extra: str) -> tuple[Namespace, Layout]:
+def laid_out(world: int, *extra: str) -> tuple[Namespace, RankLayout]:
     arguments = command_line.parse([*MOCK, *extra])
     return arguments, command_line.layout(arguments, world)
 
@@ -29,7 +29,7 @@ def laid_out(world: int, *extra: str) -> tuple[Namespace, Layout]:
 def test_layout_of_eight_ranks() -> None:
     parallel = ["--tensor-model-parallel-size", "2", "--pipeline-model-parallel-size", "2"]
     _, layout = laid_out(8, *parallel, "--global-batch-size", "24")
-    assert layout == Layout(tensor=2, pipeline=2, data=2, micro_batches=6)
+    assert layout == RankLayout(tensor=2, pipeline=2, data=2, micro_batches=6)
 
 
 def test_layout_of_experts_and_contexts() -> None:

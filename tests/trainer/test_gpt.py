@@ -188,7 +188,9 @@ def stopped_at_2(root: Path, *extra: str, when: Callable[[], bool]) -> Run:
     assert run.code == 0, run.output
     assert "stopped after iteration 2: asked to by a signal" in run.output
     assert run.output.splitlines()[-1] == "runner: stopped: all 2 ranks ended after SIGTERM"
-    assert [*folders.newest_first(root)][::-1] == [folders.Checkpoint(2, folders.folder(root, 2))]
+    assert [*folders.newest_first(root)][::-1] == [
+        folders.CheckpointFolder(2, folders.folder(root, 2))
+    ]
     assert folders.noted(root) == "2"
     return run
 

@@ -48,7 +48,7 @@ LONGEST = 64
 
 
 @dataclass(frozen=True)
-class Checkpoint:
+class CheckpointFolder:
     """A checkpoint's folder; `problem` is "" where it is complete, else what it lacks."""
 
     iteration: int
@@ -134,7 +134,7 @@ def _take_place(ready: Path) -> Path:
     return files.rename(ready, final)
 
 
-def since_complete(root: Path) -> list[Checkpoint]:
+def since_complete(root: Path) -> list[CheckpointFolder]:
     """The newest complete checkpoint and all that are newer, the oldest first.
 
     All of them where none is complete. The older ones' files, which may be many, aren't read.
@@ -143,14 +143,14 @@ def since_complete(root: Path) -> list[Checkpoint]:
     return [*_since_complete(root)][::-1]
 
 
-def _since_complete(root: Path, line: str = "") -> Iterator[Checkpoint]:
+def _since_complete(root: Path, line: str = "") -> Iterator[CheckpointFolder]:
     for each in newest_first(root, line):
         yield each
         if not each.problem:
             return
 
 
-def newest_first(root: Path, line: str = "") -> Iterator[Checkpoint]:
+def newest_first(root: Path, line: str = "") -> Iterator[CheckpointFolder]:
     """All checkpoints under `root`, complete or not, the newest first; none where there is none.
 
     A complete one has a name of its own, isn't newer than what the tracker names, and its files
@@ -168,7 +168,7 @@ def newest_first(root: Path, line: str = "") -> Iterator[Checkpoint]:
     release = [(0, root / RELEASE)] if newest == RELEASE and (root / RELEASE).is_dir() else []
     for iteration, path in [*sorted(named, reverse=True), *release]:
         if line in ("", lineage.owner(path)):
-            yield Checkpoint(iteration, path, _unfinished(path, iteration, newest))
+            yield CheckpointFolder(iteration, path, _unfinished(path, iteration, newest))
 
 
 def _unfinished(path: Path, iteration: int, newest: str) -> str:
@@ -182,7 +182,7 @@ def _unfinished(path: Path, iteration: int, newest: str) -> str:
     return contents.problem(path)
 
 
-def newest_complete(root: Path, line: str = "") -> Checkpoint | None:
+def newest_complete(root: Path, line: str = "") -> CheckpointFolder | None:
     """The checkpoint to go on from, or None where there is none; raises as `scan`.
 
     Of a `line`'s own alone, where one is given.
@@ -236,7 +236,7 @@ def set_aside(root: Path, line: str) -> list[Path]:
     return moved
 
 
-def _give_up(checkpoint: Checkpoint) -> None:
+def _give_up(checkpoint: CheckpointFolder) -> None:
     """Let an interrupted one say whose it is, and that it may go: `clear` removes it.
 
     One that was complete, or has all its files where the tracker was edited to go back, stays.
@@ -260,7 +260,7 @@ def reject(root: Path, line: str, after: int) -> list[Path]:
     return moved
 
 
-def _note(root: Path, line: str, newest: Checkpoint | None, moved: bool) -> None:
+def _note(root: Path, line: str, newest: CheckpointFolder | None, moved: bool) -> None:
     """Let the tracker name `newest`; another line's that it names, and is there, stays."""
     named = noted(root)
     path = folder(root, int(named)) if named.isdecimal() else root / RELEASE
@@ -272,7 +272,7 @@ def _note(root: Path, line: str, newest: Checkpoint | None, moved: bool) -> None
         owned.remove_file(root.absolute() / TRACKER, root.absolute(), missing_ok=True)
 
 
-def _name(checkpoint: Checkpoint) -> str:
+def _name(checkpoint: CheckpointFolder) -> str:
     """How the tracker names it."""
     return RELEASE if checkpoint.folder.name == RELEASE else str(checkpoint.iteration)
 

@@ -33,7 +33,7 @@ POLL_SECONDS = 1.0
 LONGEST = 1 << 12
 
 
-class Held(Exception):
+class FolderHeldError(Exception):
     """Another run holds the folder; the text says which, and where it runs."""
 
 
@@ -106,7 +106,7 @@ class Hold:
         locked = files.try_lock(handle)
         other = _read(handle)
         if locked is False:
-            raise Held(f"{self.root} is in use: {_named(other)} saves there")
+            raise FolderHeldError(f"{self.root} is in use: {_named(other)} saves there")
         if other is None or _is_dead(other, locked):
             return
         before, said = os.fstat(handle).st_mtime_ns, False
@@ -116,7 +116,7 @@ class Hold:
                 said = True
             time.sleep(POLL_SECONDS)
             if _beat_of(self.root / LOCK, handle) != before:
-                raise Held(f"{self.root} is in use: {_named(other)} saves there")
+                raise FolderHeldError(f"{self.root} is in use: {_named(other)} saves there")
 
     def _write(self, handle: int) -> None:
         with suppress(OSError):  # a full disk, or another user's file: the lock is held
@@ -141,7 +141,7 @@ class Hold:
         while not self.ended.wait(BEAT_SECONDS):
             try:
                 self.beat()
-            except Held as held:
+            except FolderHeldError as held:
                 lost(str(held))
                 return
             except OSError:  # such as a server that doesn't answer: the next one may succeed
@@ -153,9 +153,11 @@ class Hold:
         in_place = _is_at(self.handle, self.root / LOCK)
         there, inside = lineage.claimed(self.root), _read(self.handle)
         if self.note and there and there.holder != self.me.token:
-            raise Held(f"run {there.run} has taken {self.root}, which this run saves to")
+            raise FolderHeldError(f"run {there.run} has taken {self.root}, which this run saves to")
         if inside and inside != self.me:
-            raise Held(f"run {inside.run} has taken {self.root}, which this run saves to")
+            raise FolderHeldError(
+                f"run {inside.run} has taken {self.root}, which this run saves to"
+            )
         if not in_place:
             self._take_again()
         elif there is None and self.note:
@@ -193,7 +195,7 @@ def _open(path: Path) -> int:
     """The lock file, to be written where that is allowed."""
     try:
         return files.open_own(path, os.O_RDWR | os.O_CREAT, 0o644)
-    except files.Refused:
+    except files.ForeignFileError:
         raise
     except PermissionError:  # another user's, of a run that was killed
         return files.open_own(path, os.O_RDONLY)

@@ -29,18 +29,18 @@ WANTED = (
 """What `arguments` gives."""
 
 
-class Ordered(dict[Any, Any]):
+class AttributedDict(dict[Any, Any]):
     """An OrderedDict, which may have attributes: a module's state has."""
 
 
 PLAIN: dict[tuple[str, str], Any] = {
     ("torch", "Size"): tuple,
-    ("collections", "OrderedDict"): Ordered,
+    ("collections", "OrderedDict"): AttributedDict,
 }
-"""What is made of a few names in place of a `Named`."""
+"""What is made of a few names in place of a `PickledObject`."""
 
 
-class Named:
+class PickledObject:
     """Stands in for what a pickle names: it keeps `args`, attributes and state, and does nothing.
 
     Each name has a class of its own, which is called so; `module` says where it is from.
@@ -69,7 +69,7 @@ class Reader(pickle.Unpickler):
     """Reads a pickle's structure."""
 
     def find_class(self, module: str, name: str) -> Any:
-        return PLAIN.get((module, name)) or type(name, (Named,), {"module": module})
+        return PLAIN.get((module, name)) or type(name, (PickledObject,), {"module": module})
 
     def persistent_load(self, pid: Any) -> Any:
         """A tensor's storage, which stands elsewhere: ("storage", type, key, place, elements)."""
@@ -128,7 +128,7 @@ def arguments(saved: Any) -> dict[str, int | None]:
 LOOKS = {"nothing": lambda _: None, "storage": storage, "arguments": arguments}
 
 
-class _Budgeted(io.RawIOBase):
+class _BudgetedInput(io.RawIOBase):
     """Standard input; this process may take more memory and time as it is read."""
 
     def __init__(self) -> None:
@@ -160,7 +160,7 @@ class _Budgeted(io.RawIOBase):
 
 def main() -> None:
     """Print what a function of `LOOKS` gives of the pickle on standard input, as JSON."""
-    found = Reader(io.BufferedReader(_Budgeted(), 1 << 20)).load()
+    found = Reader(io.BufferedReader(_BudgetedInput(), 1 << 20)).load()
     shown = LOOKS[sys.argv[1]](found)
     os.close(0)  # the rest isn't read
     import json

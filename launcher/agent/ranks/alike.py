@@ -18,8 +18,15 @@ from typing import Any
 from launcher.agent import start
 from launcher.agent.checkpoints import lineage
 from launcher.agent.ranks import network, reduction, ring
-from launcher.agent.ranks.job import Job, Unable, Unmet
-from launcher.agent.ranks.meeting import MOST, Failed, Meeting, Stopped, Unneeded, named
+from launcher.agent.ranks.job import RankJob, Unable, Unmet
+from launcher.agent.ranks.meeting import (
+    MOST,
+    Meeting,
+    MeetingFailure,
+    NodeNotNeeded,
+    StopWaiting,
+    named,
+)
 from launcher.agent.words import say
 from launcher.base import files, owned
 
@@ -103,21 +110,21 @@ def _digest(content: bytes) -> str:
 
 
 @dataclass(frozen=True)
-class Met:
+class LinkedNodes:
     """The nodes, linked: this one's ranks among theirs, and variables by which they find them."""
 
-    job: Job
+    job: RankJob
     meeting: Meeting
     variables: Mapping[str, str]
 
 
 def look(
-    job: Job,
+    job: RankJob,
     environ: Mapping[str, str],
     gpus: int,
     stopped: Callable[[], object],
     refusal: str = "",
-) -> Met | None:
+) -> LinkedNodes | None:
     """Meet the other nodes, and see that all are alike. Raises, on every node, Unable if not.
 
     Raises Unmet where not enough come. `refusal` is why this one starts no rank. With `stopped` it
@@ -155,17 +162,17 @@ def look(
                 if not environ.get(MAY_DIFFER):
                     raise Unmet(_listed("the nodes get no all-reduce done:", broken))
                 wrong += broken
-        except Unneeded as unneeded:
+        except NodeNotNeeded as unneeded:
             raise Unable(str(unneeded)) from None
-        except Failed as failed:
+        except MeetingFailure as failed:
             raise Unmet(f"the nodes don't meet: {failed}") from None
-        except Stopped:
+        except StopWaiting:
             return None
         left.pop_all()
     if (warned := [*wrong, *off, *ring.slow(found)]) and job.node_rank == 0:
         say(_listed("warning:", warned))
     job = replace(job, nodes=meeting.nodes, node_rank=meeting.node)
-    return Met(job, meeting, variables)
+    return LinkedNodes(job, meeting, variables)
 
 
 def _interface(own: str, environ: Mapping[str, str]) -> dict[str, str]:
@@ -184,7 +191,7 @@ def _interface(own: str, environ: Mapping[str, str]) -> dict[str, str]:
     return dict.fromkeys(wrong, used)
 
 
-def _shared(job: Job, environ: Mapping[str, str]) -> dict[str, Path]:
+def _shared(job: RankJob, environ: Mapping[str, str]) -> dict[str, Path]:
     """The folders that all nodes share: of checkpoints, and where rank 0 puts the sample index.
 
     Our own programs build that on each node which has none.
@@ -199,7 +206,7 @@ def _shared(job: Job, environ: Mapping[str, str]) -> dict[str, Path]:
 
 
 @contextmanager
-def _signs(job: Job, folders: Mapping[str, Path]) -> Iterator[dict[str, str]]:
+def _signs(job: RankJob, folders: Mapping[str, Path]) -> Iterator[dict[str, str]]:
     """The names of files for the others to see, which the first node writes where it can."""
     name = f".seen-by-all-{os.urandom(8).hex()}"
     paths = {} if job.node_rank else {w: path.absolute() / name for w, path in folders.items()}

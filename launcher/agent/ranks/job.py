@@ -19,26 +19,26 @@ LONGEST_VARIABLE = 128 * 1024
 """Bytes of a variable that the kernel passes on, with its name and an end (MAX_ARG_STRLEN)."""
 
 
-class Refused(Exception):
+class JobRefusal(Exception):
     """The ranks can't be started as asked; the text says why and how to mend it."""
 
     code = 2
 
 
-class Unable(Refused):
+class Unable(JobRefusal):
     """What is there doesn't fit: too few GPUs, too old ones, or another run's checkpoints."""
 
     code = 121
 
 
-class Unmet(Refused):
+class Unmet(JobRefusal):
     """The other nodes can't be met now; another time they may."""
 
     code = 1
 
 
 @dataclass(frozen=True)
-class Job:
+class RankJob:
     """The ranks of one node, and where they meet those of the other nodes."""
 
     program: tuple[str, ...]
@@ -155,25 +155,25 @@ def _numbers(text: str) -> tuple[int, ...]:
     return tuple(int(number) for number in text.split(","))
 
 
-def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Job:
+def parse(argv: Sequence[str], environ: Mapping[str, str]) -> RankJob:
     """The job that `argv` asks for, with `environ` (a cluster's, say) giving the defaults.
 
-    Raises `Refused` where the values can't work together.
+    Raises `JobRefusal` where the values can't work together.
     """
     end = argv.index("--") if "--" in argv else len(argv)
-    job = Job(tuple(argv[end + 1 :]), **vars(_parser(environ).parse_args(argv[:end])))
+    job = RankJob(tuple(argv[end + 1 :]), **vars(_parser(environ).parse_args(argv[:end])))
     if job.program in ((), ("-m",)):
-        raise Refused("no program to run: give a script or -m MODULE after --")
+        raise JobRefusal("no program to run: give a script or -m MODULE after --")
     if job.processes < 1 or job.nodes < 1:
-        raise Refused("--processes-per-node and --nodes must be at least 1")
+        raise JobRefusal("--processes-per-node and --nodes must be at least 1")
     if not 0 <= job.node_rank < job.nodes:
-        raise Refused(f"--node-rank {job.node_rank} is not in 0..{job.nodes - 1}")
+        raise JobRefusal(f"--node-rank {job.node_rank} is not in 0..{job.nodes - 1}")
     if job.nodes > 1 and not (job.master_addr and job.master_port):
-        raise Refused("with several nodes, give --master-addr and --master-port of node 0")
+        raise JobRefusal("with several nodes, give --master-addr and --master-port of node 0")
     if (job.keep is None) != (job.checkpoints is None):
-        raise Refused("--keep and --checkpoints go together")
+        raise JobRefusal("--keep and --checkpoints go together")
     if job.keep is not None and job.keep < 1:
-        raise Refused("--keep must be at least 1")
+        raise JobRefusal("--keep must be at least 1")
     return replace(
         job,
         fewer=tuple(number for number in job.fewer if 0 < number < job.nodes),

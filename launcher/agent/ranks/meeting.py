@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import wait
 from typing import Any
 
-from launcher.agent.ranks.network import Unreached, connect, listen
+from launcher.agent.ranks.network import NetworkError, connect, listen
 
 GREETING_SECONDS = 5.0
 ROUND_SECONDS = 60.0
@@ -47,15 +47,15 @@ HELLO = {"launcher": "node 0"}
 """What the first node says to whom comes, by which it is told from others that listen there."""
 
 
-class Failed(Exception):
+class MeetingFailure(Exception):
     """The nodes don't meet: the text names the node, and says why."""
 
 
-class Unneeded(Failed):
+class NodeNotNeeded(MeetingFailure):
     """The others go on without this node."""
 
 
-class Stopped(Exception):
+class StopWaiting(Exception):
     """Whoever waits was asked to give up."""
 
 
@@ -132,7 +132,9 @@ class Meeting:
             me = {"node": self.node, "nodes": self.nodes, "host": socket.gethostname()}
             self.node, self.nodes = self._asked(me, seconds, "waits for others")
             if self.node >= self.nodes:
-                raise Unneeded(f"the run goes on with {self.nodes} nodes, and this one is over")
+                raise NodeNotNeeded(
+                    f"the run goes on with {self.nodes} nodes, and this one is over"
+                )
             return
         with self._telling(), self._listening() as listener:
             self._gather(listener, seconds)
@@ -175,12 +177,12 @@ class Meeting:
         start, (said, again) = time.monotonic(), PATIENCE
         while (past := time.monotonic() - start) < seconds:
             if self.stopped():
-                raise Stopped
+                raise StopWaiting
             if past > said:
                 self.tell(f"waiting: {why()}")
                 said += again
             yield
-        raise Failed(f"{why()}, after {seconds:g} s")
+        raise MeetingFailure(f"{why()}, after {seconds:g} s")
 
     # The first node
 
@@ -189,7 +191,7 @@ class Meeting:
         """Let all others fail as this does."""
         try:
             yield
-        except Failed as failed:
+        except MeetingFailure as failed:
             for link in self.links:
                 link.send(failed=str(failed))
             raise
@@ -199,7 +201,7 @@ class Meeting:
             return listen(self.port)
         except OSError as error:
             why = f"node 0 can't listen at port {self.port}: {error.strerror}"
-            raise Failed(f"{why}; `ss -ltnp` says who does") from None
+            raise MeetingFailure(f"{why}; `ss -ltnp` says who does") from None
 
     def _gather(self, listener: socket.socket, seconds: float) -> None:
         """Take in the others; one that leaves may come again, and strangers are let go."""
@@ -233,9 +235,9 @@ class Meeting:
         known = {one.node: one.host for one in self.links} | {0: socket.gethostname()}
         link.node, link.host = node, host
         if nodes != self.nodes:
-            raise Failed(f"{link} is one of {nodes} nodes, and node 0 of {self.nodes}")
+            raise MeetingFailure(f"{link} is one of {nodes} nodes, and node 0 of {self.nodes}")
         if node in known:
-            raise Failed(f"{known[node]} and {host} both say that they are node {node}")
+            raise MeetingFailure(f"{known[node]} and {host} both say that they are node {node}")
 
     def _number(self) -> None:
         """Tell each which node it is, and of how many; those that are over are let go."""
@@ -277,9 +279,9 @@ class Meeting:
                 self.links = [link]
                 if self._next(link, GREETING_SECONDS, "says nothing") == HELLO:
                     return
-            except Unreached as error:
+            except NetworkError as error:
                 why.append(str(error))
-            except Failed:
+            except MeetingFailure:
                 why.append(f"what listens at {at} is no first node of a run that begins")
                 link.socket.close()
             time.sleep(STEP_SECONDS)
@@ -290,7 +292,7 @@ class Meeting:
         link.send(**mine)
         answer = self._next(link, seconds + MARGIN_SECONDS, does)
         if "failed" in answer:
-            raise Failed(answer["failed"])
+            raise MeetingFailure(answer["failed"])
         return answer["told"]
 
     def _next(self, link: Link, seconds: float, does: str) -> dict[str, Any]:
@@ -305,9 +307,9 @@ def _heard(link: Link) -> dict[str, Any] | None:
     try:
         return link.read()
     except ConnectionError:
-        raise Failed(f"{link} has left: see what it says there") from None
+        raise MeetingFailure(f"{link} has left: see what it says there") from None
     except OSError as error:
-        raise Failed(f"the link to {link} is cut: {error.strerror}") from None
+        raise MeetingFailure(f"the link to {link} is cut: {error.strerror}") from None
 
 
 def _ready(several: Iterable[Any]) -> list[Any]:

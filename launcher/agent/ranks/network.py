@@ -17,7 +17,7 @@ TRY_SECONDS = 5.0
 BACKLOG = 1024
 
 
-class Unreached(Exception):
+class NetworkError(Exception):
     """No connection to another node: the text says why."""
 
 
@@ -46,7 +46,7 @@ def connect(address: str, port: int, seconds: float = TRY_SECONDS) -> socket.soc
         why = f"{error.strerror}: the link is cut, or the address is of another network"
     else:
         return made
-    raise Unreached(f"{address}:{port}: {why}")
+    raise NetworkError(f"{address}:{port}: {why}")
 
 
 SIOCGIFCONF, IFREQ = 0x8912, 40

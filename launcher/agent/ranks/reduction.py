@@ -22,7 +22,7 @@ from threading import Lock, Thread
 from typing import Any
 
 from launcher.agent.ranks.job import Unable, free_port
-from launcher.agent.ranks.meeting import MOST, ROUND_SECONDS, STEP_SECONDS, Meeting, Stopped
+from launcher.agent.ranks.meeting import MOST, ROUND_SECONDS, STEP_SECONDS, Meeting, StopWaiting
 from launcher.agent.ranks.rank import PR_SET_PDEATHSIG
 
 ELEMENTS, SECONDS, EACH_SECONDS, LONGEST = 1 << 18, 30.0, 1 / 40, 45.0
@@ -75,7 +75,7 @@ def _heard(
     start = beat = time.monotonic()
     while (now := time.monotonic()) < start + seconds:
         if stopped():
-            raise Stopped
+            raise StopWaiting
         wait([pipe, process.sentinel], STEP_SECONDS)
         with suppress(EOFError):
             if pipe.poll():

@@ -14,7 +14,7 @@ from threading import Thread
 from typing import Any
 
 from launcher.agent.ranks.meeting import MOST, Meeting
-from launcher.agent.ranks.network import TRY_SECONDS, Unreached, connect, listen, plain
+from launcher.agent.ranks.network import TRY_SECONDS, NetworkError, connect, listen, plain
 
 SIZE, SECONDS = 1 << 20, 10.0
 """Bytes that each node sends to the next one, all at once, and how long they may take."""
@@ -52,7 +52,7 @@ def _send(place: tuple[str, int, str], failed: list[str]) -> None:
         with closing(connect(address, port)) as link:
             link.settimeout(SECONDS)
             link.sendall(token.encode() + bytes(SIZE))
-    except Unreached as unreached:
+    except NetworkError as unreached:
         failed.append(str(unreached))
     except OSError as error:
         failed.append(f"{address}:{port}: {error.strerror or 'it takes no more'}")

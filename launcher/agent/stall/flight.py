@@ -92,7 +92,7 @@ def ask(wanted: Mapping[str, str], rank: int) -> Path | None:
     return dump
 
 
-class _Plain(pickle.Unpickler):
+class _PlainUnpickler(pickle.Unpickler):
     """Makes numbers, texts, lists and dictionaries, and nothing that a pickle could run."""
 
     def find_class(self, module: str, name: str) -> Any:
@@ -102,7 +102,7 @@ class _Plain(pickle.Unpickler):
 def read(data: bytes) -> list[Operation]:
     """The operations in a record, oldest first; none of one that isn't whole or isn't a record."""
     try:
-        record = _Plain(io.BytesIO(data)).load()
+        record = _PlainUnpickler(io.BytesIO(data)).load()
         return [_operation(entry) for entry in record["entries"]]
     except Exception:  # a cut pickle raises nearly anything
         return []

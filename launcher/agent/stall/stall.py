@@ -57,7 +57,7 @@ WAIT = re.compile(r"[\w.\[\]()]+\.wait\(")
 DEVICE = re.compile(r"\.(?:item|tolist|cpu|synchronize|nonzero)\(")
 
 
-class Kind(Enum):
+class Activity(Enum):
     """What a rank is doing: the words for one rank, and for several."""
 
     COLLECTIVE = ("waits in", "wait in")
@@ -75,7 +75,7 @@ class Whereabouts:
     `pending` is what its GPU has to do first, where that is known.
     """
 
-    kind: Kind
+    kind: Activity
     what: str
     frame: Frame | None = None
     caller: Frame | None = None
@@ -83,7 +83,7 @@ class Whereabouts:
     pending: str = ""
 
     @property
-    def key(self) -> tuple[Kind, str]:
+    def key(self) -> tuple[Activity, str]:
         """What ranks have in common that are there; told without the line of a library."""
         short = self._from or not self.frame
         return self.kind, f"{self.what}{self._from}{self.pending}" if short else self.told
@@ -102,20 +102,20 @@ class Whereabouts:
 def place(stack: Stack) -> Whereabouts:
     """Where a rank is, by its main thread's stack."""
     if not stack:
-        return Whereabouts(Kind.ELSEWHERE, "no Python function")
+        return Whereabouts(Activity.ELSEWHERE, "no Python function")
     within = [*takewhile(lambda frame: frame.is_library, stack)]
     caller = stack[len(within)] if len(within) < len(stack) else None
     for frame in reversed(within):  # the outermost is what the program called
         if COLLECTIVES.search(frame.file) and frame.function != "<module>":
             single = frame.function in POINT_TO_POINT
-            kind = Kind.POINT_TO_POINT if single else Kind.COLLECTIVE
+            kind = Activity.POINT_TO_POINT if single else Activity.COLLECTIVE
             return Whereabouts(kind, frame.function, frame, caller)
     text = linecache.getline(caller.file, caller.line).strip() if caller else ""
-    kind = Kind.ELSEWHERE
+    kind = Activity.ELSEWHERE
     if caller and not within and WAIT.search(text):
-        kind = Kind.POINT_TO_POINT if caller.file.endswith(PIPELINE) else Kind.COLLECTIVE
+        kind = Activity.POINT_TO_POINT if caller.file.endswith(PIPELINE) else Activity.COLLECTIVE
     elif DEVICE.search(text):
-        kind = Kind.DEVICE
+        kind = Activity.DEVICE
     return Whereabouts(kind, stack[0].function, stack[0], caller, text)
 
 
@@ -127,8 +127,8 @@ def conclude(places: Mapping[int, Whereabouts], records: flight.Records, *, whol
     if late := flight.behind(records):
         return _late(places, late)
     places = {rank: _on_gpu(at, records.get(rank, ())) for rank, at in sorted(places.items())}
-    silent = [rank for rank, at in places.items() if at.kind is Kind.SILENT]
-    free = silent or [rank for rank, at in places.items() if at.kind is Kind.ELSEWHERE]
+    silent = [rank for rank, at in places.items() if at.kind is Activity.SILENT]
+    free = silent or [rank for rank, at in places.items() if at.kind is Activity.ELSEWHERE]
     if 0 < len(free) < len(places):
         told = "; ".join(f"rank {rank} {_alone(places[rank])}" for rank in free)
         return f"{told}, while {_grouped(places, free)}"
@@ -159,13 +159,13 @@ def _late(places: Mapping[int, Whereabouts], late: Sequence[flight.Behind]) -> s
 def _on_gpu(at: Whereabouts, operations: Iterable[flight.Operation]) -> Whereabouts:
     """Outside of collectives, with one that its GPU has still to do, a rank waits for that."""
     pending = flight.pending(operations)
-    if at.kind is not Kind.ELSEWHERE or pending is None:
+    if at.kind is not Activity.ELSEWHERE or pending is None:
         return at
-    return replace(at, kind=Kind.DEVICE, pending=f", {pending.told} isn't done")
+    return replace(at, kind=Activity.DEVICE, pending=f", {pending.told} isn't done")
 
 
 def _alone(at: Whereabouts) -> str:
-    if at.kind is Kind.ELSEWHERE:
+    if at.kind is Activity.ELSEWHERE:
         return f"isn't in a collective: in {at.told}"
     return f"{at.kind.value[0]} {at.told}"
 
@@ -176,7 +176,7 @@ def _odd_one_out(places: Mapping[int, Whereabouts]) -> int | None:
     kinds = Counter(at.kind for at in places.values())
     for rank, at in places.items() if len(places) > 2 else ():
         alone = len(keys) == 2 and keys[at.key] == 1
-        waits = at.kind is Kind.POINT_TO_POINT and len(kinds) == 2 and kinds[at.kind] == 1
+        waits = at.kind is Activity.POINT_TO_POINT and len(kinds) == 2 and kinds[at.kind] == 1
         if alone or waits:
             return rank
     return None
@@ -184,7 +184,7 @@ def _odd_one_out(places: Mapping[int, Whereabouts]) -> int | None:
 
 def _grouped(places: Mapping[int, Whereabouts], but: Sequence[int] = ()) -> str:
     """The ranks, together where they are in the same: "ranks 0, 2 wait in all_reduce"."""
-    groups: dict[tuple[Kind, str], list[int]] = {}
+    groups: dict[tuple[Activity, str], list[int]] = {}
     for rank, at in places.items():
         if rank not in but:
             groups.setdefault(at.key, []).append(rank)
@@ -282,8 +282,10 @@ def _where(pid: int, text: str) -> Whereabouts:
     if threads := stacks.parse(text):
         return place(stacks.main_thread(threads))
     if not listens(pid):
-        return Whereabouts(Kind.SILENT, "it has just been started, or it handles SIGUSR2 itself")
-    return Whereabouts(Kind.SILENT, f"the kernel has it as {_status(pid, 'State') or 'ended'}")
+        return Whereabouts(
+            Activity.SILENT, "it has just been started, or it handles SIGUSR2 itself"
+        )
+    return Whereabouts(Activity.SILENT, f"the kernel has it as {_status(pid, 'State') or 'ended'}")
 
 
 def listens(pid: int) -> bool:

@@ -27,7 +27,7 @@ BUILD_TYPE = f"{LAUNCHER}#docs/provenance.md"
 
 
 @dataclass(frozen=True)
-class Made:
+class ImageRecord:
     """An image, and all that its documents are written from; equal values give equal bytes.
 
     name: megatron:24.10-0.9.0; id: sha256:…; wheel: name and sha256 of the wheel in it
@@ -39,7 +39,7 @@ class Made:
     wheel: dict[str, str]
 
 
-def provenance(made: Made) -> dict[str, Any]:
+def provenance(made: ImageRecord) -> dict[str, Any]:
     """The statement: https://slsa.dev/spec/v1.0/provenance, without times, which no input has."""
     inputs, source = made.inputs, made.inputs.source
     return {
@@ -97,7 +97,7 @@ def of_image(reference: str) -> str:
     return purl("docker", at.repository, at.target, repository_url=at.registry)
 
 
-def _dependencies(made: Made) -> list[dict[str, Any]]:
+def _dependencies(made: ImageRecord) -> list[dict[str, Any]]:
     """What went in, as in-toto's resource descriptors: images, source, patches, files, wheels."""
     inputs = made.inputs
     files = {
@@ -146,7 +146,7 @@ def _image(name: str, image: StartImage) -> dict[str, Any]:
     }
 
 
-def _source(made: Made) -> dict[str, Any]:
+def _source(made: ImageRecord) -> dict[str, Any]:
     """Megatron's source: a commit and its tree, an sdist, or a hash over a checkout's files."""
     source = made.inputs.source
     if source.kind == "git":

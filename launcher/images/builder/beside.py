@@ -18,7 +18,7 @@ from launcher.base import files, owned
 from launcher.base.errors import BuildError, UsageError, first_fault
 from launcher.base.settings import Settings
 from launcher.images.builder import attest
-from launcher.images.builder.attest import Made
+from launcher.images.builder.attest import ImageRecord
 from launcher.images.oci.container import container_of, copy_out
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ class _Sbom(BaseModel):
 
 
 @dataclass(frozen=True)
-class Documents:
+class ImageDocuments:
     """The documents beside an image; None for one that isn't there."""
 
     folder: Path
@@ -85,7 +85,7 @@ def folder(image: str, site: Settings) -> Path:
     return site.cache / "images" / image.removeprefix("sha256:")
 
 
-def keep(made: Made, site: Settings) -> None:
+def keep(made: ImageRecord, site: Settings) -> None:
     """Write provenance and SBOM beside an image; each file is whole or not there."""
     from launcher.images.builder.sbom import sbom
 
@@ -120,7 +120,7 @@ def is_kept(image: str, site: Settings) -> bool:
     return all((folder(image, site) / name).is_file() for name in (PROVENANCE, SBOM))
 
 
-def kept(image: str, site: Settings) -> Documents:
+def kept(image: str, site: Settings) -> ImageDocuments:
     """The documents of the image with this ID. Raises BuildError for one that is no JSON."""
     at, found = folder(image, site), {}
     for name, content in texts(image, site).items():
@@ -128,10 +128,10 @@ def kept(image: str, site: Settings) -> Documents:
             found[name] = _parsed(content)
         except ValueError as error:
             raise _spoilt(at / name, str(error)) from error
-    return Documents(at, found.get(PROVENANCE), found.get(SBOM))
+    return ImageDocuments(at, found.get(PROVENANCE), found.get(SBOM))
 
 
-def check(documents: Documents, image: str, record: dict[str, Any]) -> None:
+def check(documents: ImageDocuments, image: str, record: dict[str, Any]) -> None:
     """Raise BuildError where a document is about another image than the one with this ID.
 
     `record` is the image's build.json, which has the sha256 of its wheel.

@@ -37,7 +37,7 @@ ARCHITECTURE = re.compile(r"\d{2,3}[af]?")  # 90 is compute capability 9.0
 
 
 @dataclass(frozen=True)
-class Request:
+class BuildRequest:
     """What is asked for: a row, and what departs from it.
 
     megatron: another release than the row's; checkout: a Megatron-LM folder in place of the
@@ -57,7 +57,7 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Built:
+class BuiltImage:
     """An image: its names, its ID, and whether it was there already."""
 
     names: list[str]
@@ -84,10 +84,10 @@ class Builds:
         self.lock = load_lock(self.site.matrix.with_suffix(".lock"))
         locked = self.lock.images, self.matrix.moving
         self.images = pins.Images(self.client, self.site, self.progress, *locked)
-        self._facts: dict[str, verify.Facts] = {}
+        self._facts: dict[str, verify.BuildFacts] = {}
         self._sources: dict[tuple[str, str], MegatronSource] = {}
 
-    def recipe(self, request: Request, platform: str | None = None) -> Recipe:
+    def recipe(self, request: BuildRequest, platform: str | None = None) -> Recipe:
         """What matrix and lock say of a request; no engine is asked. Raises UsageError."""
         row, version = find_row(self.matrix, request.tag), request.megatron
         if request.checkout is not None:
@@ -96,7 +96,7 @@ class Builds:
         _architectures(request, row)
         return found
 
-    def build(self, request: Request) -> Built:
+    def build(self, request: BuildRequest) -> BuiltImage:
         """Build, check and tag one image, or return the one that has the same inputs.
 
         Raises BuildError, UsageError or EngineError; then nothing is tagged.
@@ -109,7 +109,7 @@ class Builds:
                 self._tag(found, names)
                 if not beside.is_kept(found, self.site):
                     self._document(inputs, found)
-                return Built(names, found, reused=True)
+                return BuiltImage(names, found, reused=True)
             row = inputs.recipe.row
             if because := caution(row, inputs.recipe.named):
                 at = f"Megatron {inputs.recipe.release} on torch {row.torch}"
@@ -123,14 +123,14 @@ class Builds:
                 self._discard(image)
                 raise
             self._tag(image, names)
-            return Built(names, image, reused=False)
+            return BuiltImage(names, image, reused=False)
 
-    def inputs(self, request: Request) -> context.Inputs:
+    def inputs(self, request: BuildRequest) -> context.Inputs:
         """What a request would be built from. Raises as `build` does."""
         with _told(self.progress):
             return self._inputs(request)
 
-    def _inputs(self, request: Request) -> context.Inputs:
+    def _inputs(self, request: BuildRequest) -> context.Inputs:
         """Resolve a request to exact inputs: images, source, patches, pins, Dockerfile."""
         asked = self.recipe(request)
         at = self._source(request, asked)
@@ -151,7 +151,7 @@ class Builds:
         )
         return replace(inputs, labels=labels_of(inputs))
 
-    def _start(self, request: Request) -> tuple[pins.StartImage, pins.StartImage]:
+    def _start(self, request: BuildRequest) -> tuple[pins.StartImage, pins.StartImage]:
         """Base and builder of a request.
 
         Where a row without CUDA brings its own torch, the Debian that `make demo` made takes the
@@ -172,7 +172,7 @@ class Builds:
             return self._find(request, name, name)
 
     def _find(
-        self, request: Request, base: str | None, builder: str | None
+        self, request: BuildRequest, base: str | None, builder: str | None
     ) -> tuple[pins.StartImage, pins.StartImage]:
         row = self.recipe(request).row
         found = self.images.find(row.base, base)
@@ -180,7 +180,7 @@ class Builds:
         made = self.recipe(request, found.platform)
         return found, self.images.find(made.builder, builder)
 
-    def _source(self, request: Request, wanted: Recipe) -> MegatronSource:
+    def _source(self, request: BuildRequest, wanted: Recipe) -> MegatronSource:
         """The Megatron source of a request, resolved once for all rows that share it."""
         kind, version = str(request.checkout or wanted.kind), wanted.release
         if (kind, version) not in self._sources:
@@ -197,12 +197,12 @@ class Builds:
                 self.progress.note(f"{found.at}: {said}")
         return self._sources[kind, version]
 
-    def _check_base(self, request: Request, inputs: context.Inputs) -> verify.Facts:
+    def _check_base(self, request: BuildRequest, inputs: context.Inputs) -> verify.BuildFacts:
         """Look into the base, once for each image, and refuse one that isn't the row's."""
         row, base = inputs.recipe.row, inputs.base
         name = request.base or row.base
         if row.interpreter:
-            return verify.Facts(row.python, {})
+            return verify.BuildFacts(row.python, {})
         if base.id not in self._facts:
             self.progress.step(f"look into {name}")
             self._facts[base.id] = verify.look(self.client, base.id, name)
@@ -211,7 +211,7 @@ class Builds:
         verify.check_base(facts, row, name, base.standin)
         return facts
 
-    def _build(self, inputs: context.Inputs, request: Request, labels: dict[str, str]) -> str:
+    def _build(self, inputs: context.Inputs, request: BuildRequest, labels: dict[str, str]) -> str:
         """Write the context and have the engine build it."""
         made = inputs.recipe
         self.progress.step(f"fetch {sum(map(len, made.pins.values()))} Python packages")
@@ -236,7 +236,7 @@ class Builds:
             wanted = builders.Build(tar, args, labels, request.no_cache)
             return builders.build(self.client, wanted, self.progress)
 
-    def _check(self, image: str, base: verify.Facts, inputs: context.Inputs) -> None:
+    def _check(self, image: str, base: verify.BuildFacts, inputs: context.Inputs) -> None:
         """Look into the new image and compare it with its base and its row."""
         self.progress.step("check the image")
         both = (inputs.base.id, image)
@@ -251,7 +251,7 @@ class Builds:
 
     def _document(self, inputs: context.Inputs, image: str) -> None:
         """Write provenance and SBOM beside the image, the same whatever name it was built under."""
-        made = attest.Made(
+        made = attest.ImageRecord(
             name=f"{REPOSITORY}:{_tag(inputs)}",
             id=image,
             inputs=inputs,
@@ -305,7 +305,7 @@ def _told(progress: Progress) -> Iterator[None]:
         progress.fail()
 
 
-def _architectures(request: Request, row: Row) -> str:
+def _architectures(request: BuildRequest, row: Row) -> str:
     """The GPUs that extensions are compiled for. Raises UsageError where there are none."""
     if not row.extensions and (request.architectures or request.jobs):
         raise UsageError(
@@ -348,14 +348,14 @@ def _tag(inputs: context.Inputs) -> str:
 
 
 def build_all(
-    builds: Builds, requests: list[Request]
-) -> tuple[list[Built], list[tuple[Request, LauncherError]]]:
+    builds: Builds, requests: list[BuildRequest]
+) -> tuple[list[BuiltImage], list[tuple[BuildRequest, LauncherError]]]:
     """Build every request; a row that fails doesn't keep the others from being built.
 
     Raises UsageError, before anything is built, where one of them can't be.
     """
-    built: list[Built] = []
-    failed: list[tuple[Request, LauncherError]] = []
+    built: list[BuiltImage] = []
+    failed: list[tuple[BuildRequest, LauncherError]] = []
     for request in requests:
         builds.recipe(request)
     for request in requests:

@@ -9,7 +9,7 @@ from pathlib import Path
 from launcher.base.errors import LauncherError
 from launcher.base.screen import Progress
 from launcher.base.settings import Settings
-from launcher.images.builder.image import Request
+from launcher.images.builder.image import BuildRequest
 from launcher.images.matrix.recipe import Recipe
 from launcher.images.sources import extensions, fetch, source
 from launcher.images.sources.pins import Images
@@ -25,7 +25,7 @@ class Commit:
 
 
 @dataclass(frozen=True)
-class Fetched:
+class FetchedInputs:
     """A row's inputs: files and commits in the cache, and IDs of images by their names."""
 
     recipe: Recipe
@@ -34,15 +34,15 @@ class Fetched:
     images: Mapping[str, str]
 
 
-Wanted = tuple[Recipe, Request]
+Wanted = tuple[Recipe, BuildRequest]
 """What a row reads, and the images that are asked for in place of its own."""
 
 
 def fetch_all(
     rows: Sequence[Wanted], images: Images | None, site: Settings, progress: Progress
-) -> tuple[list[Fetched], list[tuple[Recipe, LauncherError]]]:
+) -> tuple[list[FetchedInputs], list[tuple[Recipe, LauncherError]]]:
     """Fetch every row's inputs, images where they are given; a row that fails stops no other."""
-    fetched: list[Fetched] = []
+    fetched: list[FetchedInputs] = []
     failed: list[tuple[Recipe, LauncherError]] = []
     for recipe, request in rows:
         try:
@@ -54,8 +54,8 @@ def fetch_all(
 
 
 def _fetch(
-    recipe: Recipe, request: Request, images: Images | None, site: Settings, progress: Progress
-) -> Fetched:
+    recipe: Recipe, request: BuildRequest, images: Images | None, site: Settings, progress: Progress
+) -> FetchedInputs:
     """One row's inputs, from the cache or from outside.
 
     Raises BuildError for what can't be fetched or isn't what is locked, EngineError for an image
@@ -82,4 +82,4 @@ def _fetch(
     if images is not None:
         chosen = {recipe.row.base: request.base, recipe.builder: request.builder}
         ids = {own or name: images.find(name, own).id for name, own in chosen.items()}
-    return Fetched(recipe, tuple(files), tuple(commits), ids)
+    return FetchedInputs(recipe, tuple(files), tuple(commits), ids)

@@ -16,14 +16,14 @@ from packaging.utils import canonicalize_name
 
 from launcher import __version__
 from launcher.images.builder import attest
-from launcher.images.builder.attest import LAUNCHER, Made, purl
+from launcher.images.builder.attest import LAUNCHER, ImageRecord, purl
 from launcher.images.matrix.recipe import sha256_of_pin
 
 NAMESPACE = uuid.uuid5(uuid.NAMESPACE_URL, LAUNCHER)
 """Of serial numbers: a name-based UUID (RFC 9562, version 5) is the same for the same image."""
 
 
-def sbom(made: Made) -> str:
+def sbom(made: ImageRecord) -> str:
     """The document, CycloneDX 1.6 in JSON; its time is that of the source."""
     added = sorted(_added(made), key=lambda one: str(one["bom-ref"]))
     refs = [one["bom-ref"] for one in added]
@@ -64,7 +64,7 @@ def _hashes(sha256: str) -> list[dict[str, str]]:
     return [{"alg": "SHA-256", "content": sha256.removeprefix("sha256:")}]
 
 
-def _added(made: Made) -> Iterator[dict[str, Any]]:
+def _added(made: ImageRecord) -> Iterator[dict[str, Any]]:
     """What lies above the base: Megatron, packages, what was compiled, a Python."""
     inputs = made.inputs
     yield _megatron(made)
@@ -82,7 +82,7 @@ def _added(made: Made) -> Iterator[dict[str, Any]]:
         yield _component(url, sha256, name=archive.name, type="platform")
 
 
-def _megatron(made: Made) -> dict[str, Any]:
+def _megatron(made: ImageRecord) -> dict[str, Any]:
     """Megatron's wheel: where its source is from, its commit, or what is known of a checkout."""
     source, version = made.inputs.source, made.inputs.version
     url = purl("pypi", "megatron-core", version)

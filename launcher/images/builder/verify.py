@@ -47,7 +47,7 @@ print(json.dumps(facts))
 
 
 @dataclass(frozen=True)
-class Facts:
+class BuildFacts:
     """What was seen in an image: Python (3.10), packages' versions by normalised name."""
 
     python: str
@@ -56,7 +56,7 @@ class Facts:
     training: bool = False
 
 
-def look(client: DockerClient, image: str, name: str, *extension: str) -> Facts:
+def look(client: DockerClient, image: str, name: str, *extension: str) -> BuildFacts:
     """Run LOOK in `image`, without its entrypoint and without network; `name` is for messages.
 
     Raises BuildError where there is no python3 in it.
@@ -74,7 +74,7 @@ def look(client: DockerClient, image: str, name: str, *extension: str) -> Facts:
             raise BuildError(f"{name}: python3 doesn't run in it: {reason}") from error
     if failed:
         raise BuildError(f"{name}: python3 can't look into it:\n{printed.strip()}")
-    return Facts(**json.loads(printed))
+    return BuildFacts(**json.loads(printed))
 
 
 def is_ours(history: Sequence[dict[str, Any]]) -> bool:
@@ -106,7 +106,7 @@ def check_layers(base: Sequence[str], image: Sequence[str]) -> None:
         )
 
 
-def check_base(base: Facts, row: Row, name: str, standin: bool) -> None:
+def check_base(base: BuildFacts, row: Row, name: str, standin: bool) -> None:
     """Raise BuildError unless the base has the row's Python and, but for a stand-in, its torch."""
     if base.python != row.python:
         raise BuildError(
@@ -117,7 +117,7 @@ def check_base(base: Facts, row: Row, name: str, standin: bool) -> None:
         _check_torch(base, row, f"{name}:", "It isn't the image this row describes.")
 
 
-def check_torch(image: Facts, row: Row, standin: bool) -> None:
+def check_torch(image: BuildFacts, row: Row, standin: bool) -> None:
     """Raise BuildError unless a row with packages gives its torch; a stand-in base may have none.
 
     The other rows' torch is that of their base, which `check_base` compares.
@@ -127,19 +127,19 @@ def check_torch(image: Facts, row: Row, standin: bool) -> None:
         _check_torch(image, row, "the image", mend)
 
 
-def _check_torch(found: Facts, row: Row, name: str, mend: str) -> None:
+def _check_torch(found: BuildFacts, row: Row, name: str, mend: str) -> None:
     torch = found.packages.get("torch", "missing")
     if not torch.startswith(row.torch):
         raise BuildError(f"{name} has torch {torch}, and the row says {row.torch}", mend)
 
 
-def check_extensions(image: Facts, packages: Sequence[str]) -> None:
+def check_extensions(image: BuildFacts, packages: Sequence[str]) -> None:
     """Raise BuildError where the image's Python doesn't find what was compiled for it."""
     if missing := [name for name in packages if canonicalize_name(name) not in image.packages]:
         raise BuildError(f"the image's python3 finds no {', '.join(missing)}")
 
 
-def check_image(base: Facts, image: Facts, added: set[str], whole: bool) -> None:
+def check_image(base: BuildFacts, image: BuildFacts, added: set[str], whole: bool) -> None:
     """Raise BuildError where what we added doesn't load, or changed a package of the base.
 
     `added` are the normalised names of what we install; these may stand in front of the base's.

@@ -23,7 +23,7 @@ from launcher.base.names import LABEL
 from launcher.base.screen import Progress, printable
 from launcher.base.settings import Settings, settings
 from launcher.images.builder import beside
-from launcher.images.builder.image import OCI, Builds, Built, Request
+from launcher.images.builder.image import OCI, BuildRequest, Builds, BuiltImage
 from launcher.images.carry import compare, images
 from launcher.images.carry.compare import ABSENT, Difference
 from launcher.images.matrix.schema import Matrix
@@ -116,7 +116,9 @@ def subject(client: DockerClient, image: str) -> Subject:
     )
 
 
-def request(name: str, labels: dict[str, str], departures: Departures, matrix: Matrix) -> Request:
+def request(
+    name: str, labels: dict[str, str], departures: Departures, matrix: Matrix
+) -> BuildRequest:
     """What to build to get an image with these labels again.
 
     Raises BuildError for an image that says no row, or one that isn't in the matrix; UsageError
@@ -141,7 +143,7 @@ def request(name: str, labels: dict[str, str], departures: Departures, matrix: M
             f"{name}: was built from a checkout (revision {revision!r}), not from a release",
             "Name that checkout: --source PATH",
         )
-    return Request(
+    return BuildRequest(
         tag,
         release,
         departures.checkout,
@@ -152,7 +154,9 @@ def request(name: str, labels: dict[str, str], departures: Departures, matrix: M
     )
 
 
-def unnamed(labels: dict[str, str], named: Departures | Request, base: str = "") -> dict[str, str]:
+def unnamed(
+    labels: dict[str, str], named: Departures | BuildRequest, base: str = ""
+) -> dict[str, str]:
     """The base and the builder that an image says it was made with, and that nobody has named.
 
     Neither the row's own, `base`, nor the lock's builder, of which it says nothing.
@@ -281,7 +285,7 @@ class Verification:
         found = {key: find_image(self.client, name) for key, name in said.items()}
         return {key: said[key] for key, image in found.items() if image and is_standin(image)}
 
-    def _remove(self, built: Built) -> None:
+    def _remove(self, built: BuiltImage) -> None:
         """Take an image's names away; it goes with them, with its documents, if it has no other."""
         from docker.errors import ImageNotFound
 

@@ -23,7 +23,7 @@ from launcher.base.errors import BuildError, EngineError, UsageError
 from launcher.base.reference import parse_reference
 from launcher.base.screen import Progress
 from launcher.base.settings import Settings
-from launcher.images.builder.inputs import Commit, Fetched
+from launcher.images.builder.inputs import Commit, FetchedInputs
 from launcher.images.carry import images, load, save
 from launcher.images.carry.check import Damage, DamagedError, damaged_files, read_list, read_listing
 from launcher.images.matrix.load import load_lock, load_matrix
@@ -47,13 +47,13 @@ PLACE = (
 )
 
 
-class File(layout.File):
+class BundleFile(layout.LayoutFile):
     """A file of the bundle."""
 
     path: Annotated[str, Field(pattern=PLACE)]
 
 
-class PackedRow(layout.Strict):
+class PackedRow(layout.StrictLayout):
     """A row whose inputs are in the bundle."""
 
     tag: Tag
@@ -61,7 +61,7 @@ class PackedRow(layout.Strict):
     platform: str = AMD64
 
 
-class PackedCommit(layout.Strict):
+class PackedCommit(layout.StrictLayout):
     """A commit of the repository at `url`, as a pack without history."""
 
     url: GitUrl
@@ -72,7 +72,7 @@ class PackedCommit(layout.Strict):
         return f"git/{self.commit}.pack"
 
 
-class PackedImage(layout.Strict):
+class PackedImage(layout.StrictLayout):
     """An image: its ID in the engine that it was saved from, and the names it gets back."""
 
     id: Digest
@@ -83,17 +83,17 @@ class PackedImage(layout.Strict):
         return f"images/{hex_of(self.id)}"
 
 
-class Index(layout.Files):
+class BundleIndex(layout.Files):
     """What is in a bundle."""
 
     format: Literal[3] = 3
     rows: tuple[PackedRow, ...]
     commits: tuple[PackedCommit, ...]
     images: tuple[PackedImage, ...]
-    files: tuple[File, ...]
+    files: tuple[BundleFile, ...]
 
     @model_validator(mode="after")
-    def _lists_agree(self) -> Index:
+    def _lists_agree(self) -> BundleIndex:
         for path, file in self.listed.items():
             if path.startswith("sha256/") and path.split("/")[1] != file.sha256:
                 raise ValueError(f"{path} is not named by its sha256")
@@ -104,7 +104,7 @@ class Index(layout.Files):
 
 
 def write_bundle(
-    folder: Path, fetched: Sequence[Fetched], client: DockerClient | None, progress: Progress
+    folder: Path, fetched: Sequence[FetchedInputs], client: DockerClient | None, progress: Progress
 ) -> tuple[int, str]:
     """Write the bundle of some rows into `folder`; its bytes, and the sha256 of its list.
 
@@ -135,7 +135,7 @@ def write_bundle(
             there += _files_of(packed, listing)
         recipes = [one.recipe for one in fetched]
         rows = {(made.tag, made.release, made.platform) for made in recipes}
-        index = Index(
+        index = BundleIndex(
             rows=tuple(PackedRow(tag=t, megatron=m, platform=p) for t, m, p in sorted(rows)),
             commits=tuple(
                 PackedCommit(url=one.url, commit=id) for id, one in sorted(commits.items())
@@ -150,18 +150,18 @@ def write_bundle(
     return index.size, layout.sha256(text)
 
 
-def _files_of(image: PackedImage, listing: Listing) -> list[File]:
+def _files_of(image: PackedImage, listing: Listing) -> list[BundleFile]:
     """The files of a saved image as the bundle lists them, with its own lists among them."""
     lists = {layout.LISTING: layout.render(listing), layout.SUMS: layout.sums(listing)}
     found = [(name, len(text), hex_of(layout.sha256(text))) for name, text in lists.items()]
     found += [(file.path, file.size, file.sha256) for file in listing.files]
-    return [File(path=f"{image.path}/{path}", size=n, sha256=own) for path, n, own in found]
+    return [BundleFile(path=f"{image.path}/{path}", size=n, sha256=own) for path, n, own in found]
 
 
-def _put_file(folder: Path, path: Path, progress: Progress) -> File:
+def _put_file(folder: Path, path: Path, progress: Progress) -> BundleFile:
     """Put a file of the cache, which lies in a folder named by its sha256, into the bundle."""
     digest, size = path.parent.name, path.stat().st_size
-    file = File(path=f"sha256/{digest}/{path.name}", size=size, sha256=digest)
+    file = BundleFile(path=f"sha256/{digest}/{path.name}", size=size, sha256=digest)
     if not is_whole(folder, file):
         progress.output(path.name)
         fetch.check_sha256(path, digest)
@@ -173,7 +173,7 @@ def _put_file(folder: Path, path: Path, progress: Progress) -> File:
     return file
 
 
-def _put_commit(folder: Path, one: Commit, progress: Progress) -> File:
+def _put_commit(folder: Path, one: Commit, progress: Progress) -> BundleFile:
     """Add a commit and its tree as a pack, made anew: what a server sent is another each time."""
     progress.output(one.url)
     asked = ("--objects", "--no-object-names", "--no-walk", "--end-of-options", one.commit)
@@ -187,7 +187,7 @@ def _put_commit(folder: Path, one: Commit, progress: Progress) -> File:
         raise BuildError(f"{one.repository}: git can't pack {one.commit}:\n  {said}")
     path = PackedCommit(url=one.url, commit=one.commit).path
     save.write(folder / path, done.stdout)
-    return File(path=path, size=len(done.stdout), sha256=hex_of(layout.sha256(done.stdout)))
+    return BundleFile(path=path, size=len(done.stdout), sha256=hex_of(layout.sha256(done.stdout)))
 
 
 def _with_tag(names: Iterable[str]) -> tuple[str, ...]:
@@ -196,7 +196,7 @@ def _with_tag(names: Iterable[str]) -> tuple[str, ...]:
     return tuple(f"{one.name}:{one.target}" for one in parsed)
 
 
-def _remove_others(folder: Path, index: Index) -> None:
+def _remove_others(folder: Path, index: BundleIndex) -> None:
     """Remove what an earlier bundle in this folder had, and this one hasn't."""
     kept = {image.path for image in index.images}
     for path in (folder / "images").iterdir():
@@ -207,18 +207,18 @@ def _remove_others(folder: Path, index: Index) -> None:
             owned.remove_file(path, folder)
 
 
-def check_bundle(folder: Path, progress: Progress) -> Index:
+def check_bundle(folder: Path, progress: Progress) -> BundleIndex:
     """The list of the bundle in `folder`, every file of which is as it was written.
 
     Raises UsageError for a folder without one, DamagedError, which names all that is damaged.
     """
-    index = read_list(folder, INDEX, Index, FOLDERS, "`launcher fetch --bundle`")
+    index = read_list(folder, INDEX, BundleIndex, FOLDERS, "`launcher fetch --bundle`")
     if damages := damaged_files(folder, index.files, progress):
         raise DamagedError(folder, damages)
     return index
 
 
-def take_bundle(folder: Path, index: Index, site: Settings, progress: Progress) -> None:
+def take_bundle(folder: Path, index: BundleIndex, site: Settings, progress: Progress) -> None:
     """Put a checked bundle's files and commits into the cache."""
     with owned.scratch(site.cache) as scratch:
         for file in index.files:
@@ -237,13 +237,13 @@ def take_bundle(folder: Path, index: Index, site: Settings, progress: Progress) 
             source.repository(commit.url, commit.commit, site, at=f"file://{there}")
 
 
-def _copy(folder: Path, file: layout.File, target: Path) -> Path:
+def _copy(folder: Path, file: layout.LayoutFile, target: Path) -> Path:
     with target.open("wb") as copy:
         copy.writelines(read_listed(folder, file.path, file.size))
     return target
 
 
-def load_images(folder: Path, index: Index, client: DockerClient, progress: Progress) -> None:
+def load_images(folder: Path, index: BundleIndex, client: DockerClient, progress: Progress) -> None:
     """Load a checked bundle's images into an engine, and give them their names.
 
     Raises EngineError where the engine refuses one, makes another image of it, or has another under
@@ -270,7 +270,7 @@ def load_images(folder: Path, index: Index, client: DockerClient, progress: Prog
         name_image(client, own, *names)
 
 
-def unmet(index: Index, site: Settings) -> list[tuple[str, str]]:
+def unmet(index: BundleIndex, site: Settings) -> list[tuple[str, str]]:
     """Rows of the bundle for which the lock here names something else, and what that is."""
     matrix, lock = load_matrix(site.matrix), load_lock(site.matrix.with_suffix(".lock"))
     hashes = {file.sha256 for file in index.files}

@@ -16,7 +16,7 @@ from launcher.base.screen import Progress
 from launcher.images.carry.save import INCOMING
 from launcher.images.oci import layout
 from launcher.images.oci.blocks import read_small, sha256
-from launcher.images.oci.layout import File, Files, Listing
+from launcher.images.oci.layout import Files, LayoutFile, Listing
 
 READERS = 4  # at once: a disk is kept busy while hashes are made
 FilesT = TypeVar("FilesT", bound=Files)
@@ -96,17 +96,17 @@ def check_saved(folder: Path, progress: Progress) -> Listing:
     listing = read_listing(folder)
     sums = layout.sums(listing)
     digest = hashlib.sha256(sums).hexdigest()
-    own = File.model_construct(path=layout.SUMS, size=len(sums), sha256=digest)
+    own = LayoutFile.model_construct(path=layout.SUMS, size=len(sums), sha256=digest)
     if damages := damaged_files(folder, [*listing.files, own], progress):
         raise DamagedError(folder, damages)
     return listing
 
 
-def damaged_files(folder: Path, listed: Sequence[File], progress: Progress) -> list[Damage]:
+def damaged_files(folder: Path, listed: Sequence[LayoutFile], progress: Progress) -> list[Damage]:
     """The files of a folder of which a byte isn't as it is listed."""
     size = sum(file.size for file in listed)
 
-    def found(file: File) -> str:
+    def found(file: LayoutFile) -> str:
         try:
             return sha256(folder, file)
         except OSError as error:
@@ -129,4 +129,4 @@ def unreadable(error: OSError) -> str:
     if isinstance(error, FileNotFoundError):
         return "missing"
     why = str(error.strerror or error)
-    return why if isinstance(error, files.Refused) else f"can't be read: {why}"
+    return why if isinstance(error, files.ForeignFileError) else f"can't be read: {why}"

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from launcher.images.oci.layers import Entry, Layer
+from launcher.images.oci.layers import Layer, LayerEntry
 
 ABSENT = "none"
 
@@ -19,8 +19,8 @@ class Difference:
     """A path that isn't the same in image and rebuilt; None where nothing is added there."""
 
     path: str
-    image: Entry | None
-    rebuilt: Entry | None
+    image: LayerEntry | None
+    rebuilt: LayerEntry | None
 
     @property
     def names(self) -> list[str]:
@@ -28,7 +28,7 @@ class Difference:
         one, other = self.image, self.rebuilt
         if one is None or other is None:
             return [] if one is other else ["kind"]
-        names = [field.name for field in fields(Entry)]
+        names = [field.name for field in fields(LayerEntry)]
         return [name for name in names if getattr(one, name) != getattr(other, name)]
 
     @property

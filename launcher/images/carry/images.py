@@ -23,7 +23,7 @@ BASE_NAME = "org.opencontainers.image.base.name"
 
 
 @dataclass(frozen=True)
-class Image:
+class EngineImage:
     """An image of the engine.
 
     names: the one that was asked for first, then the others of the same repository
@@ -55,7 +55,7 @@ def digest(text: str) -> str:
     return whole
 
 
-def find(client: DockerClient, name: str) -> Image:
+def find(client: DockerClient, name: str) -> EngineImage:
     """The image of this name. Raises EngineError where the engine has none."""
     found = find_image(client, name)
     if found is None:
@@ -71,8 +71,8 @@ def find(client: DockerClient, name: str) -> Image:
     return _image(found, tuple(f"{asked.name}:{tag}" for tag in own))
 
 
-def _image(found: Mapping[str, Any], names: tuple[str, ...]) -> Image:
-    return Image(
+def _image(found: Mapping[str, Any], names: tuple[str, ...]) -> EngineImage:
+    return EngineImage(
         id=found["Id"],
         names=names,
         layers=layers_of(found),
@@ -82,7 +82,7 @@ def _image(found: Mapping[str, Any], names: tuple[str, ...]) -> Image:
 
 
 def base_of(
-    client: DockerClient, image: Image, rows: Mapping[str, Any], chosen: str | None = None
+    client: DockerClient, image: EngineImage, rows: Mapping[str, Any], chosen: str | None = None
 ) -> Base:
     """What `image` has in common with `chosen`, else with the base it was built on.
 
@@ -111,7 +111,7 @@ def base_of(
     return _common(image, max(wholes, key=lambda one: len(one.layers)))
 
 
-def having(client: DockerClient, base: Base) -> Image | None:
+def having(client: DockerClient, base: Base) -> EngineImage | None:
     """An image of the engine that has the layers of `base`, or None."""
     count = len(base.layers)
     by_name = [one for name in (base.id, base.name) if (one := find_image(client, name))]
@@ -125,13 +125,13 @@ def id_of(client: DockerClient, name: str) -> str | None:
     return found["Id"] if found else None
 
 
-def _base_names(image: Image, rows: Mapping[str, Any]) -> list[str]:
+def _base_names(image: EngineImage, rows: Mapping[str, Any]) -> list[str]:
     row = rows.get(image.labels.get(f"{LABEL}row", ""))
     names = [image.labels.get(BASE_NAME), row.base if row else None]
     return list(dict.fromkeys(filter(None, names)))
 
 
-def _named(client: DockerClient) -> Iterator[Image]:
+def _named(client: DockerClient) -> Iterator[EngineImage]:
     """All images of the engine that have a name."""
     for one in client.api.images():
         names = tags_of(one)
@@ -140,12 +140,12 @@ def _named(client: DockerClient) -> Iterator[Image]:
             yield _image(found, tuple(sorted(names)))
 
 
-def _shared(image: Image, other: Image) -> int:
+def _shared(image: EngineImage, other: EngineImage) -> int:
     """How many layers two images have in common, from the lowest."""
     return len(os.path.commonprefix([image.layers, other.layers]))  # noqa: RUF071 - no text
 
 
-def _common(image: Image, other: Image) -> Base:
+def _common(image: EngineImage, other: EngineImage) -> Base:
     count = _shared(image, other)
     if not count or image.id == other.id:
         why = "has no layer of it" if not count else "is the same image"
@@ -156,5 +156,5 @@ def _common(image: Image, other: Image) -> Base:
     return Base(name=_name(other), id=other.id, digests=other.digests, layers=image.layers[:count])
 
 
-def _name(image: Image) -> str:
+def _name(image: EngineImage) -> str:
     return image.names[0] if image.names else image.id

@@ -17,14 +17,14 @@ from launcher.images.builder import beside
 from launcher.images.builder.verify import is_ours
 from launcher.images.carry import images
 from launcher.images.carry.check import Damage, DamagedError, check_saved, read_listing, unreadable
-from launcher.images.carry.images import Image
+from launcher.images.carry.images import EngineImage
 from launcher.images.carry.remote import OtherImageError
 from launcher.images.oci import layout, packed, saved
 from launcher.images.oci.archive import archive, entry, hex_of, layer_name, load_archive
 from launcher.images.oci.blocks import BLOCK, Seen, read_listed, taken
 from launcher.images.oci.container import layers_of, name_image
-from launcher.images.oci.layout import Base, Config, Descriptor, File, Listing, Manifest
-from launcher.images.oci.saved import Saved
+from launcher.images.oci.layout import Base, Config, Descriptor, LayoutFile, Listing, Manifest
+from launcher.images.oci.saved import SavedImage
 
 if TYPE_CHECKING:
     from docker import DockerClient
@@ -36,7 +36,7 @@ Model = TypeVar("Model", bound=BaseModel)
 
 
 @dataclass(frozen=True)
-class Loaded:
+class LoadedImage:
     """An image that is in the engine now, and its names there.
 
     moved: those of its names that another image had before; left: those that it wasn't given
@@ -75,7 +75,7 @@ def load(
     progress: Progress,
     expected: str | None = None,
     all_tags: bool = False,
-) -> Loaded:
+) -> LoadedImage:
     """Load the image saved in `folder` and give it its names: those of OURS, or `all_tags`.
 
     Raises UsageError or DamagedError where files are damaged or no image's, or where it would get
@@ -108,7 +108,7 @@ def load(
     left = tuple(name for name in listing.names if name not in names)
     moved = tuple(name for name in names if images.id_of(client, name) not in (None, loaded))
     name_image(client, loaded, *names)
-    return Loaded(loaded, names, moved, left, documents if loaded == listing.image else {})
+    return LoadedImage(loaded, names, moved, left, documents if loaded == listing.image else {})
 
 
 def load_checked(
@@ -116,7 +116,7 @@ def load_checked(
     folder: Path,
     listing: Listing,
     progress: Progress,
-    base: Image | None = None,
+    base: EngineImage | None = None,
 ) -> str:
     """The ID of the image saved in `folder`, each file of which was checked, loaded without a name.
 
@@ -129,7 +129,9 @@ def load_checked(
     return loaded
 
 
-def put_beside(client: DockerClient, loaded: Loaded, site: Settings, progress: Progress) -> None:
+def put_beside(
+    client: DockerClient, loaded: LoadedImage, site: Settings, progress: Progress
+) -> None:
     """Put beside an image of ours, of what was saved with it, what is about that very image.
 
     What lies there stays: this machine may have written it.
@@ -143,7 +145,7 @@ def put_beside(client: DockerClient, loaded: Loaded, site: Settings, progress: P
         progress.note(f"  {error}")
 
 
-def _base(client: DockerClient, wanted: Base, listing: Listing) -> Image:
+def _base(client: DockerClient, wanted: Base, listing: Listing) -> EngineImage:
     """An image with the layers that are left out. Raises EngineError where the engine has none."""
     found = images.having(client, wanted)
     if found is None and (wanted.id == listing.image or wanted.name in listing.names):
@@ -203,7 +205,7 @@ def _blob(folder: Path, listing: Listing, digest: str) -> bytes:
     return _small(folder, file)
 
 
-def _small(folder: Path, file: File) -> bytes:
+def _small(folder: Path, file: LayoutFile) -> bytes:
     """The bytes of a file of LARGEST at most. Raises UsageError where it is larger."""
     if file.size > layout.LARGEST:
         raise _no_image(folder, f"{file.path} has more than {layout.LARGEST} bytes")
@@ -217,7 +219,9 @@ def _no_image(folder: Path, why: str) -> UsageError:
     )
 
 
-def _give(client: DockerClient, content: _Content, base: Image | None, progress: Progress) -> str:
+def _give(
+    client: DockerClient, content: _Content, base: EngineImage | None, progress: Progress
+) -> str:
     """Stream the image to the engine; the ID that it got there.
 
     An engine with the overlay2 store takes a stream without the layers that it has. One that
@@ -237,14 +241,14 @@ def _give(client: DockerClient, content: _Content, base: Image | None, progress:
 
 
 def _whole_archive(
-    client: DockerClient, content: _Content, base: Image, progress: Progress
+    client: DockerClient, content: _Content, base: EngineImage, progress: Progress
 ) -> Iterator[bytes]:
     """The archive with the base's layers in it, out of the engine's own stream of the base."""
     count = len(content.listing.base.layers) if content.listing.base else 0
     with saved.stream_errors(
         (*base.names, base.id)[0], "Load it again. The engine's own disk may be full."
     ):
-        stream = Saved(client.api.get_image(base.id, chunk_size=BLOCK), base.layers)
+        stream = SavedImage(client.api.get_image(base.id, chunk_size=BLOCK), base.layers)
         for member, file in stream.members():
             with progress.counted(f"read {member.name[:12]} of the base", member.size) as seen:
                 yield from entry(member.name, member.size, taken(file, member.size, seen))
@@ -267,7 +271,7 @@ def _layers(content: _Content, progress: Progress) -> Iterator[bytes]:
     progress.step("the engine unpacks it")
 
 
-def _read(folder: Path, file: File, seen: Seen = lambda _: None) -> Iterator[bytes]:
+def _read(folder: Path, file: LayoutFile, seen: Seen = lambda _: None) -> Iterator[bytes]:
     """The bytes of a file that was checked; DamagedError where it can't be read any more.
 
     An OSError would be taken for the engine's, to which these bytes are on their way.

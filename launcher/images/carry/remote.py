@@ -25,7 +25,7 @@ class OtherImageError(LauncherError):
 
 
 @dataclass(frozen=True)
-class Carried:
+class RemoteCopy:
     """An image on both sides: its name at the registry, its digest there, its ID here."""
 
     name: str
@@ -48,7 +48,7 @@ def remote_name(name: str, prefix: str | None) -> str:
     return name
 
 
-def push(client: DockerClient, image: str, remote: str, progress: Progress) -> Carried:
+def push(client: DockerClient, image: str, remote: str, progress: Progress) -> RemoteCopy:
     """Push the image `image` as `remote`, and ask the registry for what it has under that name.
 
     Raises EngineError where it can't be pushed, OtherImageError where the registry then has
@@ -68,7 +68,7 @@ def push(client: DockerClient, image: str, remote: str, progress: Progress) -> C
             f"  pushed:   {digest}\n  registry: {found}",
             "Somebody may push to the same name: push again, or use another name.",
         )
-    return Carried(remote, found, here["Id"])
+    return RemoteCopy(remote, found, here["Id"])
 
 
 def pull(
@@ -77,7 +77,7 @@ def pull(
     progress: Progress,
     expected: Sequence[str] = (),
     name: str | None = None,
-) -> Carried:
+) -> RemoteCopy:
     """Pull `remote` by the digest that the registry has for it; give it its names at the end.
 
     expected: digests that it may have: the manifest's, the index's, or the image's ID; first the
@@ -105,4 +105,4 @@ def pull(
         follow(events, f"pull {remote}", progress)
         found = client.api.inspect_image(by_digest)["Id"]
     name_image(client, found, *(one for one in (remote, name) if one and "@" not in one))
-    return Carried(remote, digest, found)
+    return RemoteCopy(remote, digest, found)

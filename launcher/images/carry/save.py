@@ -20,12 +20,12 @@ from launcher.base.errors import EngineError, UsageError
 from launcher.base.screen import Progress
 from launcher.base.trust import require_trusted
 from launcher.base.unpack import packing
-from launcher.images.carry.images import Image
+from launcher.images.carry.images import EngineImage
 from launcher.images.oci import layout, packed, saved
 from launcher.images.oci.archive import hex_of
 from launcher.images.oci.blocks import BLOCK, Seen, hashed, is_whole, read_small, taken
-from launcher.images.oci.layout import Base, Blob, Digest, File, Listing, Manifest
-from launcher.images.oci.saved import Member, Saved
+from launcher.images.oci.layout import Base, Blob, Digest, LayoutFile, Listing, Manifest
+from launcher.images.oci.saved import Member, SavedImage
 
 if TYPE_CHECKING:
     from docker import DockerClient
@@ -43,7 +43,7 @@ _AGAIN = "Run the save again: what is in the folder is kept. The engine's own di
 _PACKED = {"gz": "+gzip", "zst": "+zstd"}
 
 
-class Begun(BaseModel):
+class SaveProgress(BaseModel):
     """What is known of a folder's image before it is complete.
 
     names: and the ID; blobs: those of layers that are written, by what they are known by before
@@ -56,7 +56,7 @@ class Begun(BaseModel):
 
 def save(
     client: DockerClient,
-    image: Image,
+    image: EngineImage,
     folder: Path,
     progress: Progress,
     base: Base | None = None,
@@ -74,7 +74,7 @@ def save(
     left_out = set(image.layers[:below]) - set(image.layers[below:])
     blobs: dict[str, Blob] = {}
     with saved.stream_errors(begun.names[0], _AGAIN):
-        stream = Saved(client.api.get_image(image.id, chunk_size=BLOCK), image.layers)
+        stream = SavedImage(client.api.get_image(image.id, chunk_size=BLOCK), image.layers)
         for member, file in stream.members():
             if member.diff_id in left_out:
                 blobs[member.name] = Blob(digest=member.diff_id, size=member.size)
@@ -119,7 +119,7 @@ def take_folder(folder: Path, ours: Collection[str]) -> None:
         owned.mark(folder)
 
 
-def _begin(folder: Path, known: list[str]) -> Begun:
+def _begin(folder: Path, known: list[str]) -> SaveProgress:
     """Make the folder ready for the image that is `known` by these names and this ID.
 
     Refuses one with another image, known by none of them, and one with links among its folders.
@@ -135,18 +135,18 @@ def _begin(folder: Path, known: list[str]) -> Begun:
         owned.real_folder(folder / each, folder, make=False)
     if not (folder / INCOMING).exists():
         owned.make_folder(folder / INCOMING)
-    begun = Begun(names=tuple(known), blobs=begun.blobs)
+    begun = SaveProgress(names=tuple(known), blobs=begun.blobs)
     _write_begun(folder, begun)
     owned.remove_file(folder / layout.LISTING, folder, missing_ok=True)
     return begun
 
 
-def _write_begun(folder: Path, begun: Begun) -> None:
+def _write_begun(folder: Path, begun: SaveProgress) -> None:
     with files.named(folder / INCOMING / BEGUN):
         files.write(folder / INCOMING / BEGUN, begun.model_dump_json())
 
 
-def _read_begun(folder: Path) -> Begun:
+def _read_begun(folder: Path) -> SaveProgress:
     """What an earlier save, complete or not, has left to know it by; nothing where none can tell.
 
     A complete one's ID is that of its configuration, which engines with containerd's store don't
@@ -154,13 +154,13 @@ def _read_begun(folder: Path) -> Begun:
     """
     with suppress(OSError, ValueError):
         text = read_small(folder, f"{INCOMING}/{BEGUN}", layout.LARGEST_LISTING)
-        return Begun.model_validate_json(text)
+        return SaveProgress.model_validate_json(text)
     with suppress(OSError):
         text = read_small(folder, layout.LISTING, layout.LARGEST_LISTING)
         if listing := layout.parse(text, Listing):
             names = (*listing.names, listing.image)
-            return Begun(names=names, blobs=_blobs(folder, listing))
-    return Begun()
+            return SaveProgress(names=names, blobs=_blobs(folder, listing))
+    return SaveProgress()
 
 
 def _blobs(folder: Path, listing: Listing) -> dict[str, Blob]:
@@ -229,7 +229,7 @@ def _packing(file: io.BufferedReader) -> str | None:
     return "" if head.lstrip().startswith(b"{") else _PACKED.get(packing(head) or "")
 
 
-def _check(folder: Path, image: Image, layers: list[Blob]) -> None:
+def _check(folder: Path, image: EngineImage, layers: list[Blob]) -> None:
     """Refuse a layer that isn't the one that the image's configuration names."""
     for diff_id, layer in zip(image.layers, layers, strict=True):
         came = layer.unpacked or layer.digest
@@ -244,7 +244,7 @@ def _check(folder: Path, image: Image, layers: list[Blob]) -> None:
 
 def _complete(
     folder: Path,
-    image: Image,
+    image: EngineImage,
     base: Base | None,
     config: Blob,
     layers: list[Blob],
@@ -263,7 +263,9 @@ def _complete(
     listed = {blob.file.path: blob.file for blob in carried}
     for path, content in made.items():
         write(folder / path, content)
-        listed[path] = File(path=path, size=len(content), sha256=hex_of(layout.sha256(content)))
+        listed[path] = LayoutFile(
+            path=path, size=len(content), sha256=hex_of(layout.sha256(content))
+        )
     listing = Listing(
         format=1,
         names=image.names,

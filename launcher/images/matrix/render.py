@@ -60,10 +60,10 @@ def inputs(recipes: Sequence[Recipe], patches: Mapping[str, str]) -> str:
         },
     }
     text = {part: value for part, value in said.items() if value}
-    return LISTED + yaml.dump(text, Dumper=_Plain, sort_keys=False, width=200)
+    return LISTED + yaml.dump(text, Dumper=_PlainDumper, sort_keys=False, width=200)
 
 
-class _Plain(yaml.SafeDumper):
+class _PlainDumper(yaml.SafeDumper):
     """Writes a list in full where it stands again, not as a reference to the first."""
 
     def ignore_aliases(self, data: object) -> bool:

@@ -84,13 +84,13 @@ AMD64: Platform = "linux/amd64"
 Status = Literal["builds", "imports", "runs", "runs with warnings", "fails"]
 
 
-class Strict(BaseModel):
+class StrictMatrix(BaseModel):
     """Refuses unknown keys, and values of another type than the one written here."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
 
-class GitSource(Strict):
+class GitSource(StrictMatrix):
     """A repository at one commit, or at the one that a tag or branch named when it was locked."""
 
     url: GitUrl
@@ -104,14 +104,14 @@ class GitSource(Strict):
         return self
 
 
-class Caution(Strict):
+class Caution(StrictMatrix):
     """A torch this release builds on, with a known defect there."""
 
     torch: Specifier
     because: Text
 
 
-class MegatronRelease(Strict):
+class MegatronRelease(StrictMatrix):
     """One Megatron-LM release: where it comes from and what is done to it.
 
     `python` and `torch` are the limits of the release's own metadata; `extension` is the compiled
@@ -129,7 +129,7 @@ class MegatronRelease(Strict):
     caution: Caution | None = None
 
 
-class Extension(Strict):
+class Extension(StrictMatrix):
     """A package that is compiled with a base's own CUDA, by its setup.py.
 
     submodules: of the repository, those that it is compiled with: folder to address; package: its
@@ -147,14 +147,14 @@ class Extension(Strict):
     modules_at_once: Variable | None = None
 
 
-class Interpreter(Strict):
+class Interpreter(StrictMatrix):
     """A Python for bases that have none: a .tar.gz with all of it in a folder named python."""
 
     url: Url
     sha256: Sha256
 
 
-class Needs(Strict):
+class Needs(StrictMatrix):
     """Requirements, as people write them; the lock says which versions they are."""
 
     build: list[Package]
@@ -162,7 +162,7 @@ class Needs(Strict):
     extensions: list[Package] = []
 
 
-class Row(Strict):
+class Row(StrictMatrix):
     """One image: a base and the Megatron release that goes into it.
 
     Facts about the base (os to driver) are empty where no public source states them.
@@ -227,7 +227,7 @@ class Row(Strict):
         return self.abi if platform == AMD64 else f"{self.abi}-{platform.partition('/')[2]}"
 
 
-class Matrix(Strict):
+class Matrix(StrictMatrix):
     """matrix.yaml as a whole; rows and releases refer to each other, and the references hold.
 
     `moving` names the images whose publishers put the tag on newer ones as they go.
@@ -353,7 +353,7 @@ def outdated(requirements: Sequence[str], pins: Sequence[str]) -> list[str]:
     return found
 
 
-class LockedGit(Strict):
+class LockedGit(StrictMatrix):
     """A commit, the tree it must have, and its time in seconds since 1970.
 
     `ref` is the tag or branch that named the commit, where the matrix has one.
@@ -369,21 +369,21 @@ class LockedGit(Strict):
         return self.ref == named.ref and named.commit in (None, self.commit)
 
 
-class LockedSdist(Strict):
+class LockedSdist(StrictMatrix):
     """A source distribution and the newest time in it, in seconds since 1970."""
 
     sha256: Sha256
     epoch: int
 
 
-class LockedRelease(Strict):
+class LockedRelease(StrictMatrix):
     """What a release's sources are, exactly; None where there is no such source."""
 
     git: LockedGit | None = None
     sdist: LockedSdist | None = None
 
 
-class LockedExtension(Strict):
+class LockedExtension(StrictMatrix):
     """What an extension is compiled from, exactly.
 
     links: the commit at each of the tree's submodules, which the tree's own hash is made with;
@@ -399,7 +399,7 @@ class LockedExtension(Strict):
         return self.git.is_of(wanted.git) and {*self.submodules} == {*wanted.submodules}
 
 
-class LockedNeeds(Strict):
+class LockedNeeds(StrictMatrix):
     """Pinned requirements of one ABI, in pip's own form."""
 
     build: list[Pin]
@@ -407,14 +407,14 @@ class LockedNeeds(Strict):
     extensions: list[Pin] = []
 
 
-class LockedPlatform(Strict):
+class LockedPlatform(StrictMatrix):
     """An image for one platform: the digests of its manifest and of its configuration."""
 
     manifest: Digest
     config: Digest
 
 
-class LockedImage(Strict):
+class LockedImage(StrictMatrix):
     """What a tag named when it was locked: an index of platforms, or one platform's manifest."""
 
     digest: Digest
@@ -427,7 +427,7 @@ class LockedImage(Strict):
         return {self.digest, *(p.manifest for p in parts), *(p.config for p in parts)}
 
 
-class Lock(Strict):
+class Lock(StrictMatrix):
     """matrix.lock as a whole. An image that no registry told has no entry in `images`."""
 
     images: dict[Reference, LockedImage] = {}

@@ -63,7 +63,7 @@ def load_archive(client: DockerClient, chunks: Iterator[bytes]) -> str:
             if "error" in event:
                 raise _refused(event["error"])
             said.append(str(event.get("stream", "")))
-    except _Unprinted as error:
+    except _ClosedPipe as error:
         raise BrokenPipeError(*error.args) from None
     except engine_errors() as error:
         raise _refused(getattr(error, "explanation", None) or error) from error
@@ -73,7 +73,7 @@ def load_archive(client: DockerClient, chunks: Iterator[bytes]) -> str:
     return named[1]
 
 
-class _Unprinted(Exception):
+class _ClosedPipe(Exception):
     """A closed pipe, met where a request's body is made."""
 
 
@@ -82,7 +82,7 @@ def _unswallowed(chunks: Iterator[bytes]) -> Iterator[bytes]:
     try:
         yield from chunks
     except BrokenPipeError as error:
-        raise _Unprinted(*error.args) from None
+        raise _ClosedPipe(*error.args) from None
 
 
 def _refused(reason: object) -> EngineError:

@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import IO
 
 from launcher.base import files
-from launcher.images.oci.layout import File
+from launcher.images.oci.layout import LayoutFile
 
 BLOCK = 1 << 16
 """Bytes that are read at once: new pages for a larger block cost more than its copy."""
 Seen = Callable[[int], None]
 
 
-class Stream:
+class ChunkStream:
     """Chunks of any length as a file to read from."""
 
     def __init__(self, chunks: Iterator[bytes]) -> None:
@@ -83,12 +83,12 @@ def sha256_of(blocks: Iterable[bytes]) -> str:
     return digest.hexdigest()
 
 
-def sha256(folder: Path, file: File) -> str:
+def sha256(folder: Path, file: LayoutFile) -> str:
     """The sha256 of a listed file as it is now. Raises OSError as `read_listed`."""
     return sha256_of(read_listed(folder, file.path, file.size))
 
 
-def is_whole(folder: Path, file: File) -> bool:
+def is_whole(folder: Path, file: LayoutFile) -> bool:
     """Whether a listed file is as it was written."""
     try:
         return sha256(folder, file) == file.sha256

@@ -15,7 +15,7 @@ from launcher.base import owned
 from launcher.base.errors import UsageError
 from launcher.base.names import LABEL
 from launcher.base.reference import parse_reference
-from launcher.images.oci.blocks import Stream, blocks_of
+from launcher.images.oci.blocks import ChunkStream, blocks_of
 
 if TYPE_CHECKING:
     from docker import DockerClient
@@ -149,7 +149,7 @@ def copy_out(container: Container, path: str, to: IO[bytes], most: int | None = 
         return False
     with (
         closing(chunks),
-        tarfile.open(fileobj=cast(IO[bytes], Stream(iter(chunks))), mode="r|") as tar,
+        tarfile.open(fileobj=cast(IO[bytes], ChunkStream(iter(chunks))), mode="r|") as tar,
     ):
         member = tar.next()
         content = tar.extractfile(member) if member and member.isreg() else None

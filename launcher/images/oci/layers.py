@@ -12,8 +12,8 @@ from typing import IO, cast
 
 from launcher.base.errors import EngineError
 from launcher.base.unpack import Unreadable, unpacked
-from launcher.images.oci.blocks import BLOCK, Stream, blocks_of, hashed, sha256_of
-from launcher.images.oci.saved import Saved
+from launcher.images.oci.blocks import BLOCK, ChunkStream, blocks_of, hashed, sha256_of
+from launcher.images.oci.saved import SavedImage
 
 WHITEOUT = ".wh."
 OPAQUE = ".wh..wh..opq"
@@ -33,7 +33,7 @@ KINDS = {
 
 
 @dataclass(frozen=True)
-class Entry:
+class LayerEntry:
     """What a layer says of one path.
 
     kind: one of KINDS, or `removed` for what a layer takes away from those below it
@@ -53,7 +53,7 @@ class Entry:
     header: tuple[tuple[str, str], ...] = ()
 
 
-Layer = tuple[tuple[str, Entry], ...]
+Layer = tuple[tuple[str, LayerEntry], ...]
 """A layer's entries in their order, by absolute path."""
 
 
@@ -70,7 +70,7 @@ def read_layers(
     """
     found: dict[str, Layer] = {}
     try:
-        for member, content in Saved(chunks, diff_ids).members():
+        for member, content in SavedImage(chunks, diff_ids).members():
             if member.diff_id in known or content.peek(1)[:1] == b"{":
                 continue
             with suppress(tarfile.ReadError):  # packed as Python can't read it
@@ -87,7 +87,7 @@ def read_layer(file: io.BufferedReader) -> tuple[str, Layer]:
     Raises tarfile.ReadError for anything else, Unreadable where what is packed is damaged.
     """
     whole, entries = hashlib.sha256(), []
-    stream = Stream(hashed(blocks_of(unpacked(file)), whole))
+    stream = ChunkStream(hashed(blocks_of(unpacked(file)), whole))
     with tarfile.open(fileobj=cast(IO[bytes], stream), mode="r|", bufsize=BLOCK) as tar:
         for member in tar:
             content = tar.extractfile(member) if member.isreg() else None
@@ -97,7 +97,7 @@ def read_layer(file: io.BufferedReader) -> tuple[str, Layer]:
     return f"sha256:{whole.hexdigest()}", tuple(entries)
 
 
-def _described(member: tarfile.TarInfo, sha256: str) -> tuple[str, Entry]:
+def _described(member: tarfile.TarInfo, sha256: str) -> tuple[str, LayerEntry]:
     """A tar header as path and Entry."""
     pax = {key: str(value) for key, value in member.pax_headers.items()}
     rest = {k: v for k, v in pax.items() if k not in IN_FIELDS and not k.startswith(EXTENDED)}
@@ -105,7 +105,7 @@ def _described(member: tarfile.TarInfo, sha256: str) -> tuple[str, Entry]:
     devices = f"{member.devmajor}:{member.devminor}" if member.ischr() or member.isblk() else ""
     folder, _, name = f"/{member.name.removeprefix('./').strip('/')}".rpartition("/")
     gone = name.startswith(WHITEOUT) and name != OPAQUE
-    return f"{folder}/{name.removeprefix(WHITEOUT) if gone else name}", Entry(
+    return f"{folder}/{name.removeprefix(WHITEOUT) if gone else name}", LayerEntry(
         kind="removed" if gone else KINDS.get(member.type, f"type {member.type!r}"),
         mode=f"{member.mode & 0o7777:04o}",
         owner=f"{member.uid}:{member.gid}",

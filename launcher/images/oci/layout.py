@@ -60,13 +60,13 @@ Name = Annotated[
 Place = Annotated[str, AfterValidator(names.matching(PLACE, "a file of a layout"))]
 
 
-class Strict(BaseModel):
+class StrictLayout(BaseModel):
     """What takes no key that it doesn't know."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class File(Strict):
+class LayoutFile(StrictLayout):
     """A file of the layout: its place in the folder, its bytes and their sha256."""
 
     path: Place
@@ -74,7 +74,7 @@ class File(Strict):
     sha256: Hash
 
 
-class Blob(Strict):
+class Blob(StrictLayout):
     """A blob: its digest and bytes, and how it is packed.
 
     unpacked: the digest of what was packed by us, such as a layer's diff ID
@@ -86,10 +86,10 @@ class Blob(Strict):
     unpacked: Digest | None = None
 
     @property
-    def file(self) -> File:
+    def file(self) -> LayoutFile:
         """The file that holds it where it is carried."""
         digest = self.digest.removeprefix("sha256:")
-        return File(path=blob_path(self.digest), size=self.size, sha256=digest)
+        return LayoutFile(path=blob_path(self.digest), size=self.size, sha256=digest)
 
     def descriptor(self) -> dict[str, Any]:
         """What stands for it in a manifest."""
@@ -97,7 +97,7 @@ class Blob(Strict):
         return described | ({"annotations": {UNPACKED: self.unpacked}} if self.unpacked else {})
 
 
-class Base(Strict):
+class Base(StrictLayout):
     """The image that a thin one needs on the other side.
 
     id: as the engine that saved it names it; digests: as registries do, if any;
@@ -110,10 +110,10 @@ class Base(Strict):
     layers: Annotated[tuple[Digest, ...], Field(max_length=MOST_LAYERS)]
 
 
-class Files(Strict):
+class Files(StrictLayout):
     """A list of files, each once, as it is written beside them with its own sha256."""
 
-    files: tuple[File, ...]
+    files: tuple[LayoutFile, ...]
 
     @model_validator(mode="after")
     def _check_files(self) -> Files:
@@ -122,7 +122,7 @@ class Files(Strict):
         return self
 
     @cached_property
-    def listed(self) -> Mapping[str, File]:
+    def listed(self) -> Mapping[str, LayoutFile]:
         """The files by their paths."""
         return {file.path: file for file in self.files}
 
@@ -158,7 +158,7 @@ class Listing(Files):
                 raise ValueError(f"{file.path}: its name isn't its sha256")
         return self
 
-    def blob(self, digest: str) -> File | None:
+    def blob(self, digest: str) -> LayoutFile | None:
         """The file that holds a blob; None where it isn't carried."""
         return self.listed.get(blob_path(digest))
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from docker import DockerClient
 
 
-class Cause(Enum):
+class PullCause(Enum):
     """Why a pull failed, in words."""
 
     UNAUTHORIZED = "the registry refuses access (401 or 403)"
@@ -32,16 +32,16 @@ class Cause(Enum):
 
 
 # The first that matches counts: an engine says "denied" in the text of some other faults too.
-_SIGNS: list[tuple[Cause, tuple[str, ...]]] = [
-    (Cause.RATE_LIMIT, ("toomanyrequests", "too many requests", "rate limit", "429")),
-    (Cause.DISK_FULL, ("no space left", "disk quota exceeded")),
+_SIGNS: list[tuple[PullCause, tuple[str, ...]]] = [
+    (PullCause.RATE_LIMIT, ("toomanyrequests", "too many requests", "rate limit", "429")),
+    (PullCause.DISK_FULL, ("no space left", "disk quota exceeded")),
     (
-        Cause.DAMAGED,
+        PullCause.DAMAGED,
         ("verification failed", "unexpected commit digest", "digest did not match"),
     ),
-    (Cause.CERTIFICATE, ("x509", "certificate", "server gave http response to https")),
+    (PullCause.CERTIFICATE, ("x509", "certificate", "server gave http response to https")),
     (
-        Cause.UNREACHABLE,
+        PullCause.UNREACHABLE,
         (
             *("no such host", "network is unreachable", "no route to host", "connection refused"),
             *("timeout", "timed out", "deadline exceeded", "temporary failure", "proxyconnect"),
@@ -49,28 +49,30 @@ _SIGNS: list[tuple[Cause, tuple[str, ...]]] = [
         ),
     ),
     (
-        Cause.MISSING,
+        PullCause.MISSING,
         ("manifest unknown", "name unknown", "not found: manifest", "name_unknown"),
     ),
     (
-        Cause.UNAUTHORIZED,
+        PullCause.UNAUTHORIZED,
         (
             *("unauthorized", "denied", "authentication required", "forbidden", "401", "403"),
             *("no basic auth credentials", "docker login"),
         ),
     ),
-    (Cause.MISSING, ("not found", "404", "no such image")),
+    (PullCause.MISSING, ("not found", "404", "no such image")),
 ]
 _DONE = {"Pushed", "Layer already exists", "Pull complete", "Already exists"}
 _MOVING = {"Pushing", "Downloading"}
 _DIGEST = re.compile(r"sha256:[0-9a-f]+")  # in which any number can stand
 
 
-def classify(error: Exception) -> Cause:
+def classify(error: Exception) -> PullCause:
     """Why a pull failed, from the engine's error."""
     explanation = getattr(error, "explanation", None)
     text = _DIGEST.sub("", f"{explanation or ''} {error}".lower())
-    return next((fault for fault, signs in _SIGNS if any(s in text for s in signs)), Cause.OTHER)
+    return next(
+        (fault for fault, signs in _SIGNS if any(s in text for s in signs)), PullCause.OTHER
+    )
 
 
 def describe_pull_failure(reference: str, error: Exception) -> EngineError:
@@ -79,7 +81,7 @@ def describe_pull_failure(reference: str, error: Exception) -> EngineError:
     return refusal(reference, classify(error), said, "the engine")
 
 
-def refusal(reference: str, fault: Cause, said: str, who: str = "the registry") -> EngineError:
+def refusal(reference: str, fault: PullCause, said: str, who: str = "the registry") -> EngineError:
     """The error for a user who can't have `reference`, with the first line of what `who` said."""
     lines = said.strip().splitlines()
     detail = f"\n  {who} says: {lines[0]}" if lines else ""
@@ -151,25 +153,26 @@ def follow(events: Iterable[Mapping[str, Any]], what: str, progress: Progress) -
     return digest
 
 
-def _remedy(reference: str, fault: Cause) -> str:
+def _remedy(reference: str, fault: PullCause) -> str:
     registry = parse_reference(reference).registry
     log_in = f"Log in: docker login {registry}"
     return {
-        Cause.UNAUTHORIZED: f"{log_in}. A private or misspelt name is refused so too."
+        PullCause.UNAUTHORIZED: f"{log_in}. A private or misspelt name is refused so too."
         if registry != "nvcr.io"
         else f"{log_in}\n    user name: $oauthtoken   (these very characters)\n"
         "    password:  an NGC API key, from https://org.ngc.nvidia.com/setup/api-key",
-        Cause.MISSING: "Check the name and the tag for typing errors; a registry also answers so "
-        "for a tag that was withdrawn.",
-        Cause.RATE_LIMIT: f"Wait, or log in for a higher limit: docker login {registry}",
-        Cause.UNREACHABLE: "Check the network and the engine's proxy settings. At an offline site, "
-        "name a mirror's copy as the base,\n  or carry the image over: docker save on a machine "
-        f"that has {reference}, docker load here.",
-        Cause.CERTIFICATE: f"Install the registry's authority in /etc/docker/certs.d/{registry}/"
-        "ca.crt on the engine's machine, and restart nothing: it is read on each pull.",
-        Cause.DISK_FULL: "Free some: docker system df shows what takes it, docker system prune "
+        PullCause.MISSING: "Check the name and the tag for typing errors; a registry also answers "
+        "so for a tag that was withdrawn.",
+        PullCause.RATE_LIMIT: f"Wait, or log in for a higher limit: docker login {registry}",
+        PullCause.UNREACHABLE: "Check the network and the engine's proxy settings. At an offline "
+        "site, name a mirror's copy as the base,\n  or carry the image over: docker save on a "
+        f"machine that has {reference}, docker load here.",
+        PullCause.CERTIFICATE: "Install the registry's authority in "
+        f"/etc/docker/certs.d/{registry}/ca.crt on the engine's machine, and restart nothing: it "
+        "is read on each pull.",
+        PullCause.DISK_FULL: "Free some: docker system df shows what takes it, docker system prune "
         "removes what nothing uses.",
-        Cause.DAMAGED: "A proxy or a mirror on the way, or the registry itself, has changed it; "
-        "nothing was taken from it. Pull it again, or from another mirror.",
-        Cause.OTHER: f"Try it by hand for more: docker pull {reference}",
+        PullCause.DAMAGED: "A proxy or a mirror on the way, or the registry itself, has changed "
+        "it; nothing was taken from it. Pull it again, or from another mirror.",
+        PullCause.OTHER: f"Try it by hand for more: docker pull {reference}",
     }[fault]

@@ -25,7 +25,7 @@ from launcher.base.errors import EngineError, first_fault
 from launcher.base.reference import HUB, ImageName, parse_reference
 from launcher.base.settings import settings
 from launcher.images.oci.layout import DIGEST, Descriptor, sha256
-from launcher.images.oci.pull import Cause, refusal
+from launcher.images.oci.pull import PullCause, refusal
 
 if TYPE_CHECKING:
     from requests import Response, Session
@@ -47,10 +47,10 @@ HERE = "this machine"
 CLIENT = "megatron-launchpad"
 HUB_HOST = "registry-1.docker.io"
 _STATUS = {
-    401: Cause.UNAUTHORIZED,
-    403: Cause.UNAUTHORIZED,
-    404: Cause.MISSING,
-    429: Cause.RATE_LIMIT,
+    401: PullCause.UNAUTHORIZED,
+    403: PullCause.UNAUTHORIZED,
+    404: PullCause.MISSING,
+    429: PullCause.RATE_LIMIT,
 }
 _NAMED = {"service", "scope"}  # of a challenge, what the token is asked for
 
@@ -63,11 +63,11 @@ class _Platform(BaseModel):
     architecture: str = ""
 
 
-class _Sized(Descriptor):
+class _SizedBlob(Descriptor):
     size: Annotated[int, Field(ge=0)] | None = None
 
 
-class _Entry(_Sized):
+class _Entry(_SizedBlob):
     platform: _Platform | None = None
 
 
@@ -76,8 +76,8 @@ class _Index(BaseModel):
 
 
 class _Manifest(BaseModel):
-    config: _Sized
-    layers: list[_Sized] = []
+    config: _SizedBlob
+    layers: list[_SizedBlob] = []
 
 
 class _Token(BaseModel):
@@ -117,7 +117,7 @@ class Document:
 
 
 @dataclass(frozen=True)
-class Resolved:
+class ImageDigests:
     """What a reference names at its registry, as digests: sha256:….
 
     digest: of the index or, where there's no index, of the manifest
@@ -144,7 +144,7 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def resolve(reference: str, platform: str = PLATFORM, *, layers: bool = False) -> Resolved:
+def resolve(reference: str, platform: str = PLATFORM, *, layers: bool = False) -> ImageDigests:
     """What `reference` names at its registry just now, for `platform`.
 
     Every digest is computed from the bytes that came, and compared with what they were asked by
@@ -165,7 +165,7 @@ def resolve(reference: str, platform: str = PLATFORM, *, layers: bool = False) -
             raise EngineError(f"{reference}: is for {_named(found)}, and not for {platform}")
         for layer in parts.layers if layers else ():
             asked.look_for(layer)
-        return Resolved(named.digest, manifest.digest, config)
+        return ImageDigests(named.digest, manifest.digest, config)
 
 
 def _of_platform(asked: Conversation, index: Mapping[str, Any], platform: str) -> _Entry:
@@ -195,9 +195,9 @@ def talking(reference: str) -> Iterator[Conversation]:
         try:
             yield Conversation(where, session)
         except requests.exceptions.SSLError as error:
-            raise refusal(reference, Cause.CERTIFICATE, _innermost(error), HERE) from error
+            raise refusal(reference, PullCause.CERTIFICATE, _innermost(error), HERE) from error
         except requests.exceptions.RequestException as error:
-            raise refusal(reference, Cause.UNREACHABLE, _innermost(error), HERE) from error
+            raise refusal(reference, PullCause.UNREACHABLE, _innermost(error), HERE) from error
 
 
 class Conversation:
@@ -219,7 +219,7 @@ class Conversation:
         self._compare(target, size, len(answer.content))
         return self._parsed(answer)
 
-    def look_for(self, blob: _Sized) -> None:
+    def look_for(self, blob: _SizedBlob) -> None:
         """See that the registry has a blob of the size that is written of it."""
         answer = self._ask("HEAD", f"blobs/{blob.digest}")
         told = answer.headers.get("Content-Length", "")
@@ -298,7 +298,7 @@ class Conversation:
             login = f"{own['username']}:{own['password']}".encode()
             return f"Basic {b64encode(login).decode()}"
         if scheme.lower() != "bearer":
-            raise refusal(self.where.text, Cause.UNAUTHORIZED, "it takes a name and a password")
+            raise refusal(self.where.text, PullCause.UNAUTHORIZED, "it takes a name and a password")
         asked = dict(re.findall(r'(\w+)="([^"]*)"', rest))
         return f"Bearer {self._token(asked, own)}"
 
@@ -329,7 +329,7 @@ class Conversation:
         said = f"{answer.status} {answer.reason}"
         if message := re.search(rb'"message": ?"([^"]+)"', answer.content):
             said += f": {message[1].decode(errors='replace')}"
-        return refusal(self.where.text, _STATUS.get(answer.status, Cause.OTHER), said)
+        return refusal(self.where.text, _STATUS.get(answer.status, PullCause.OTHER), said)
 
     def wrong(self, what: str) -> EngineError:
         """The error for an answer that no registry should give."""

@@ -14,7 +14,7 @@ from typing import IO, Any, cast
 
 from launcher.base.errors import EngineError
 from launcher.images.oci.archive import MANIFEST, hex_of
-from launcher.images.oci.blocks import BLOCK, Stream
+from launcher.images.oci.blocks import BLOCK, ChunkStream
 from launcher.images.oci.container import engine_errors
 from launcher.images.oci.layout import sha256
 
@@ -35,7 +35,7 @@ class Member:
     guess: str | None = None
 
 
-class Saved:
+class SavedImage:
     """Reads what `docker save` writes, in either format, member by member.
 
     Up to version 24 a layer is `ID/layer.tar` beside `ID/json`; from 25 on it is
@@ -45,7 +45,7 @@ class Saved:
 
     def __init__(self, chunks: Iterator[bytes], diff_ids: Sequence[str]) -> None:
         self._tar = tarfile.open(  # noqa: SIM115 - a stream has nothing to close
-            fileobj=cast(IO[bytes], Stream(chunks)), mode="r|", bufsize=BLOCK
+            fileobj=cast(IO[bytes], ChunkStream(chunks)), mode="r|", bufsize=BLOCK
         )
         self._diff_ids = list(diff_ids)
         self._chains = chain_ids(diff_ids)

@@ -35,7 +35,7 @@ SECTIONS = ("global", "download", ":env:")  # of pip's configuration; the last o
 METADATA = 1 << 20  # bytes that are read of a PKG-INFO
 
 
-class Listed(BaseModel):
+class IndexFile(BaseModel):
     """A file of a project, as an index lists it."""
 
     filename: str
@@ -44,7 +44,7 @@ class Listed(BaseModel):
 
 
 class _Page(BaseModel):
-    files: list[Listed]
+    files: list[IndexFile]
 
 
 def sdist(pin: str, site: Settings) -> Path:
@@ -184,14 +184,14 @@ class Pip:
         for index in self.indexes:
             yield f"{index.rstrip('/')}/{canonicalize_name(project)}/"
 
-    def listed(self, page: str) -> list[Listed]:
+    def listed(self, page: str) -> list[IndexFile]:
         """The files that a page lists; those of a folder, where it is one without a page.
 
         Raises OSError where it can't be had and ValueError where it isn't a page.
         """
         folder = _path(page)
         if folder and folder.is_dir() and not (folder / "index.html").is_file():
-            return [Listed(filename=one.name, url=one.as_uri()) for one in folder.iterdir()]
+            return [IndexFile(filename=one.name, url=one.as_uri()) for one in folder.iterdir()]
         at = urljoin(page, "index.html") if folder and folder.is_dir() else page
         with owned.scratch(settings().cache) as scratch:
             kind = self.save(at, Path(scratch) / "page")
@@ -252,7 +252,7 @@ class _Links(HTMLParser):
             self.found.append(urljoin(self.base, href))
 
 
-def _of_html(text: str) -> list[Listed]:
+def _of_html(text: str) -> list[IndexFile]:
     """The files that a page of HTML links to; hashes are in the addresses."""
     page = _Links()
     page.feed(text)
@@ -261,7 +261,7 @@ def _of_html(text: str) -> list[Listed]:
         url, fragment = urldefrag(href)
         name = unquote(urlsplit(url).path.rpartition("/")[2])
         hashes = {kind: values[0] for kind, values in parse_qs(fragment).items()}
-        found.append(Listed(filename=name, url=url, hashes=hashes))
+        found.append(IndexFile(filename=name, url=url, hashes=hashes))
     return found
 
 

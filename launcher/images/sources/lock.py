@@ -155,7 +155,7 @@ class _Locking:
         def found() -> LockedNeeds:
             options = ["--no-deps", *upgrades]
             wanted = {
-                part: Wanted(some, python, pins, options, platform)
+                part: RequirementSet(some, python, pins, options, platform)
                 for part, (some, pins) in parts.items()
             }
             return LockedNeeds(**{part: resolve(one, self.site) for part, one in wanted.items()})
@@ -165,7 +165,7 @@ class _Locking:
     def packages(self, tag: str) -> list[str]:
         """The packages of a row; what they need, in turn, nobody but an index knows."""
         row, before = self.matrix.rows[tag], self.old.packages.get(tag, [])
-        wanted = Wanted(row.packages, row.python, before, self.asking.packages(before))
+        wanted = RequirementSet(row.packages, row.python, before, self.asking.packages(before))
         held = None if outdated(row.packages, before) else before
         return self.pin(f"packages of {tag}", held, True, partial(resolve, wanted, self.site))
 
@@ -256,7 +256,7 @@ def write(locked: Lock, path: Path) -> None:
 
 
 @dataclass(frozen=True)
-class Wanted:
+class RequirementSet:
     """Requirements to resolve, with their dependencies unless options of uv say otherwise.
 
     python: 3.10, which is taken for 3.10.0; before: pins that are kept where they fit
@@ -269,7 +269,7 @@ class Wanted:
     platform: str = AMD64
 
 
-def resolve(wanted: Wanted, site: Settings) -> list[str]:
+def resolve(wanted: RequirementSet, site: Settings) -> list[str]:
     """Have uv choose wheels that fit: those before, else the newest.
 
     It asks as the user configured pip, then PyTorch's index as well. Raises BuildError.
@@ -296,7 +296,7 @@ def resolve(wanted: Wanted, site: Settings) -> list[str]:
 
 
 def _uv(
-    wanted: Wanted, folder: Path, environment: dict[str, str]
+    wanted: RequirementSet, folder: Path, environment: dict[str, str]
 ) -> subprocess.CompletedProcess[str]:
     """Run `uv pip compile` in a folder; nothing is built to learn what it needs.
 

@@ -20,7 +20,7 @@ from launcher.base.errors import EngineError
 from launcher.base.names import LABEL
 from launcher.runs.backends.host import tell
 from launcher.runs.payload import diagnose
-from launcher.runs.plan.job import KILLED, Cause, Ended, Job, Lost, Piece
+from launcher.runs.plan.job import KILLED, ConnectionLost, EndCause, ExitStatus, Job, OutputPiece
 from launcher.runs.plan.plan import Plan, without_memlock
 
 StartedJob = TypeVar("StartedJob", bound=Job)
@@ -62,14 +62,14 @@ class DockerJob:
     def handle(self) -> str:
         return self.container
 
-    def output(self, *, follow: bool = True) -> Iterator[Piece]:
+    def output(self, *, follow: bool = True) -> Iterator[OutputPiece]:
         """What the run has written from its beginning, and with `follow` until its end."""
         stream, self.stream = self.stream, None
         try:
             with answering():
                 frames = frames_iter(stream, tty=False) if stream else self._recorded(follow)
                 for kind, data in frames:
-                    yield Piece(kind == STDERR, data)
+                    yield OutputPiece(kind == STDERR, data)
         finally:
             if stream:
                 _hang_up(stream)
@@ -90,15 +90,15 @@ class DockerJob:
                 kind, length = FRAME.unpack(header)
                 yield kind, response.raw.read(length)
 
-    def wait(self) -> Ended:
+    def wait(self) -> ExitStatus:
         try:
             with answering():
                 code: int = self.api.wait(self.container)["StatusCode"]
         except NotFound:
-            return Ended(KILLED, Cause.REMOVED)
-        ended = self.ended() or Ended(code)
+            return ExitStatus(KILLED, EndCause.REMOVED)
+        ended = self.ended() or ExitStatus(code)
         # One that ended by itself is removed by whoever follows it.
-        return Ended(code) if ended.cause is Cause.REMOVED and code != KILLED else ended
+        return ExitStatus(code) if ended.cause is EndCause.REMOVED and code != KILLED else ended
 
     def inspected(self) -> dict[str, Any] | None:
         """The engine's "State" of the container; None where it has gone. Raises Lost."""
@@ -106,7 +106,7 @@ class DockerJob:
             return dict(self.api.inspect_container(self.container)["State"])
         return None
 
-    def ended(self) -> Ended | None:
+    def ended(self) -> ExitStatus | None:
         return ended_as(self.inspected())
 
     def state(self) -> str:
@@ -157,19 +157,19 @@ def answering() -> Iterator[None]:
     except NotFound:
         raise
     except FAILURES as error:
-        raise Lost(words_of(error)) from error
+        raise ConnectionLost(words_of(error)) from error
 
 
-def ended_as(state: Mapping[str, Any] | None) -> Ended | None:
+def ended_as(state: Mapping[str, Any] | None) -> ExitStatus | None:
     """How a container ended, by the engine's "State" of it; None has gone."""
     if state is None:
-        return Ended(KILLED, Cause.REMOVED)
+        return ExitStatus(KILLED, EndCause.REMOVED)
     if state["Running"] or state["Status"] in ("created", "restarting"):
         return None
     code: int = state["ExitCode"]
     if state["Status"] in ("removing", "dead"):
-        return Ended(code or KILLED, Cause.REMOVED)
-    return Ended(code, Cause.MEMORY if state.get("OOMKilled") else Cause.ITSELF)
+        return ExitStatus(code or KILLED, EndCause.REMOVED)
+    return ExitStatus(code, EndCause.MEMORY if state.get("OOMKilled") else EndCause.ITSELF)
 
 
 def with_memlock_if_allowed(start: Callable[[Plan], StartedJob], plan: Plan) -> StartedJob:

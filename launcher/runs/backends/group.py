@@ -21,7 +21,7 @@ from time import strptime
 
 from launcher.agent.words import CONCLUSION, REPORT
 from launcher.base.names import LABEL
-from launcher.runs.plan.job import KILLED, Ended, Job, Lost, Piece
+from launcher.runs.plan.job import KILLED, ConnectionLost, ExitStatus, Job, OutputPiece
 from launcher.runs.records.ending import RANK_LINE, Ending
 
 POLL_SECONDS = 0.2
@@ -56,7 +56,7 @@ class NodeState:
     """
 
     started: bool
-    ended: Ended | None = None
+    ended: ExitStatus | None = None
     ended_at: float = 0.0
     refused: str = ""
     paused: bool = False
@@ -64,7 +64,7 @@ class NodeState:
     @classmethod
     def ended_by_others(cls, code: int = KILLED) -> NodeState:
         """Of one that left no word of its end: whatever the others' was came first."""
-        return cls(True, Ended(code), time.time() + LATER)
+        return cls(True, ExitStatus(code), time.time() + LATER)
 
     @property
     def failed(self) -> bool:
@@ -120,7 +120,7 @@ class Group:
     def handle(self) -> str:
         return self.nodes[0].handle
 
-    def output(self, *, follow: bool = True) -> Iterator[Piece]:
+    def output(self, *, follow: bool = True) -> Iterator[OutputPiece]:
         """What the nodes have written; of several, whole lines, each with its node before it.
 
         Following it sees to it that nodes that outlive a failed one are ended.
@@ -130,7 +130,7 @@ class Group:
         outputs = [labelled(rank, self._read(rank, follow)) for rank in range(len(self.nodes))]
         return joined(outputs, self._end_survivors if follow else lambda: None)
 
-    def _read(self, rank: int, follow: bool) -> Iterator[Piece]:
+    def _read(self, rank: int, follow: bool) -> Iterator[OutputPiece]:
         """A node's output, once it has started; nothing where it won't."""
         while follow and not (states := self.look())[rank].started:
             if group_ended(states, self.log) is not None:
@@ -138,13 +138,13 @@ class Group:
             time.sleep(POLL_SECONDS)
         yield from self.nodes[rank].output(follow=follow)
 
-    def wait(self) -> Ended:
+    def wait(self) -> ExitStatus:
         while (ended := self.ended()) is None:
             self._end_survivors()
             time.sleep(POLL_SECONDS)
         return ended
 
-    def ended(self) -> Ended | None:
+    def ended(self) -> ExitStatus | None:
         return group_ended(self.look(), self.log)
 
     def state(self) -> str:
@@ -173,7 +173,7 @@ class Group:
 
         One that still waits for the first one isn't started any more when that one ends.
         """
-        with suppress(Lost):
+        with suppress(ConnectionLost):
             states = self.look()
             if not any(state.started or state.refused for state in states):
                 self.remove()
@@ -191,7 +191,7 @@ class Group:
         return joined_reports(reports)
 
 
-def group_ended(states: Sequence[NodeState], log: Callable[[int], str]) -> Ended | None:
+def group_ended(states: Sequence[NodeState], log: Callable[[int], str]) -> ExitStatus | None:
     """How the job ended, once no node is left that runs or will; None until then.
 
     The nodes are in the order of their ranks, and wait for the first one to be ready. `log` gives
@@ -208,11 +208,11 @@ def group_ended(states: Sequence[NodeState], log: Callable[[int], str]) -> Ended
         return failed
     for rank in refused or unstarted:
         why = states[rank].refused or f"{node_name(0)} ended before its port was open"
-        return Ended(CUT_SHORT, why=f"{node_name(rank)} didn't start: {why}")
-    return Ended(0)
+        return ExitStatus(CUT_SHORT, why=f"{node_name(rank)} didn't start: {why}")
+    return ExitStatus(0)
 
 
-def _first_failure(states: Sequence[NodeState], log: Callable[[int], str]) -> Ended | None:
+def _first_failure(states: Sequence[NodeState], log: Callable[[int], str]) -> ExitStatus | None:
     """The end of the node whose failure came first, and why, in words that name it."""
     if len(states) == 1:
         return states[0].ended
@@ -252,7 +252,7 @@ def seconds_since_1970(text: str) -> float:
 
 
 @dataclass
-class Lines:
+class NodeLines:
     """Makes whole lines of pieces, and puts `prefix` before each."""
 
     prefix: bytes
@@ -274,24 +274,26 @@ class Lines:
                 yield is_error, self.prefix + line + b"\n"
 
 
-def labelled(rank: int, pieces: Iterator[Piece]) -> Iterator[Piece]:
+def labelled(rank: int, pieces: Iterator[OutputPiece]) -> Iterator[OutputPiece]:
     """A node's output as whole lines, each with the node before it."""
-    lines = Lines(f"{node_name(rank)} | ".encode())
+    lines = NodeLines(f"{node_name(rank)} | ".encode())
     for is_error, data, _ in pieces:
         if whole := lines.add(data, is_error):
-            yield Piece(is_error, whole, rank)
+            yield OutputPiece(is_error, whole, rank)
     for is_error, rest in lines.rest():
-        yield Piece(is_error, rest, rank)
+        yield OutputPiece(is_error, rest, rank)
 
 
-def joined(outputs: Sequence[Iterator[Piece]], look: Callable[[], None]) -> Iterator[Piece]:
+def joined(
+    outputs: Sequence[Iterator[OutputPiece]], look: Callable[[], None]
+) -> Iterator[OutputPiece]:
     """The pieces of all nodes as they come; meanwhile `look` is called every POLL_SECONDS.
 
     Raises what an output raises.
     """
-    pieces: queue.SimpleQueue[Piece | Exception | None] = queue.SimpleQueue()
+    pieces: queue.SimpleQueue[OutputPiece | Exception | None] = queue.SimpleQueue()
 
-    def read(output: Iterator[Piece]) -> None:
+    def read(output: Iterator[OutputPiece]) -> None:
         try:
             for piece in output:
                 pieces.put(piece)

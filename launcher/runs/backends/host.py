@@ -15,10 +15,10 @@ from typing import ClassVar, TypeVar
 
 from launcher.base.errors import EngineError
 from launcher.base.names import LABEL
-from launcher.runs.plan.job import Backend, Ended, Job, Lost
+from launcher.runs.plan.job import Backend, ConnectionLost, ExitStatus, Job
 
 AnyJob = TypeVar("AnyJob", bound=Job)
-Said = TypeVar("Said", bound="Asked")
+Answer = TypeVar("Answer", bound="SchedulerQuery")
 LONGEST = 2000
 """Characters of another program's reason."""
 
@@ -86,7 +86,7 @@ def number(path: Path) -> int | None:
 
 
 @dataclass(kw_only=True)
-class Asked:
+class SchedulerQuery:
     """What a scheduler says of jobs: asked for all of them at once, and not too often.
 
     A backend adds `ask`, which raises EngineError.
@@ -99,14 +99,14 @@ class Asked:
     def ask(self) -> None:
         raise NotImplementedError
 
-    def fresh(self: Said, age: float = ASK_SECONDS) -> Said:
+    def fresh(self: Answer, age: float = ASK_SECONDS) -> Answer:
         """What was said `age` seconds ago at most: each node may have a thread. Raises Lost."""
         with self.lock:
             if time.monotonic() - self.asked_at >= age:
                 try:
                     self.ask()
                 except EngineError as error:
-                    raise Lost(error.problem) from error
+                    raise ConnectionLost(error.problem) from error
                 self.asked_at = time.monotonic()
         return self
 
@@ -121,7 +121,7 @@ class Asked:
             tell(text)
 
 
-class Scheduled(Backend):
+class SchedulerBackend(Backend):
     """What backends have in common for which a scheduler chooses the machines."""
 
     scheduled = True
@@ -136,7 +136,7 @@ class Scheduled(Backend):
         return dict(os.environ)
 
 
-class Polled:
+class PolledJob:
     """A job that is looked at again and again, with what all such do alike.
 
     A backend adds `ended` and `kill`, and `ask`, which asks it to stop and doesn't wait.
@@ -144,7 +144,7 @@ class Polled:
 
     poll_seconds: ClassVar[float] = 0.2
 
-    def ended(self) -> Ended | None:
+    def ended(self) -> ExitStatus | None:
         raise NotImplementedError
 
     def ask(self) -> None:
@@ -153,7 +153,7 @@ class Polled:
     def kill(self) -> None:
         raise NotImplementedError
 
-    def wait(self) -> Ended:
+    def wait(self) -> ExitStatus:
         while (ended := self.ended()) is None:
             time.sleep(self.poll_seconds)
         return ended
@@ -168,7 +168,7 @@ class Polled:
 
 
 @dataclass
-class FolderJob(Polled):
+class FolderJob(PolledJob):
     """A run and its folder, whose files tell of it."""
 
     folder: Path

@@ -24,8 +24,8 @@ from launcher.base import files, owned
 from launcher.base.errors import EngineError, UsageError
 from launcher.base.settings import ROOT, settings
 from launcher.runs.backends import host, keeper, shown
-from launcher.runs.plan.image import Facts
-from launcher.runs.plan.job import KILLED, Backend, Cause, Ended, Job, Piece
+from launcher.runs.plan.image import ImageFacts
+from launcher.runs.plan.job import KILLED, Backend, EndCause, ExitStatus, Job, OutputPiece
 from launcher.runs.plan.plan import Plan
 from launcher.runs.plan.program import SOURCE
 from launcher.runs.records import record
@@ -75,7 +75,7 @@ keeper.main(arguments)
 
 
 @dataclass(frozen=True)
-class Request:
+class ProcessRequest:
     """A process to start: its arguments, what it has beside this environment, and its folder."""
 
     argv: tuple[str, ...]
@@ -83,12 +83,12 @@ class Request:
     cwd: str | None
 
 
-def request(plan: Plan, environ: Mapping[str, str]) -> Request:
+def request(plan: Plan, environ: Mapping[str, str]) -> ProcessRequest:
     """The process of `plan`, started where the variables are `environ`."""
     env = {name: value for name, value in plan.env if value is not None}
     if not plan.gpus.everything:
         env[VISIBLE] = ",".join(_devices(plan, environ))
-    return Request(plan.argv, env, plan.workdir)
+    return ProcessRequest(plan.argv, env, plan.workdir)
 
 
 def _devices(plan: Plan, environ: Mapping[str, str]) -> list[str]:
@@ -106,7 +106,7 @@ def _visible(environ: Mapping[str, str]) -> list[str]:
     return [*takewhile(lambda one: one not in ("", "-1"), named)]
 
 
-def show(plan: Plan, asked: Request) -> str:
+def show(plan: Plan, asked: ProcessRequest) -> str:
     """The request of `plan` as commands that work when pasted into a shell; secrets aren't told."""
     before = [["cd", "--", asked.cwd]] if asked.cwd else []
     known = {name: value for name, value in asked.env.items() if not is_secret(name, value)}
@@ -133,7 +133,7 @@ class LocalJob(host.FolderJob):
     def handle(self) -> str:
         return str(self.process[0])
 
-    def output(self, *, follow: bool = True) -> Iterator[Piece]:
+    def output(self, *, follow: bool = True) -> Iterator[OutputPiece]:
         """What it has written since its beginning, and with `follow` until its end.
 
         While its output is lost, as on a full disk, there are empty pieces: it goes on.
@@ -146,13 +146,13 @@ class LocalJob(host.FolderJob):
         ):
             while True:
                 last = not follow or self.ended() is not None
-                pieces = [Piece(False, out.read(CHUNK)), Piece(True, err.read(CHUNK))]
+                pieces = [OutputPiece(False, out.read(CHUNK)), OutputPiece(True, err.read(CHUNK))]
                 yield from (piece for piece in pieces if piece.data)
                 if any(piece.data for piece in pieces):
                     continue
                 before, lost = lost, self._lost()
                 if lost != before:
-                    yield Piece(True, b"" if warned else self._warning(lost))
+                    yield OutputPiece(True, b"" if warned else self._warning(lost))
                     warned = True
                 elif last:
                     return
@@ -170,16 +170,20 @@ class LocalJob(host.FolderJob):
         path = self.folder / name
         return f"launcher: the log can't be written: {path}: {why}; the run goes on\n".encode()
 
-    def ended(self) -> Ended | None:
+    def ended(self) -> ExitStatus | None:
         code = self._code()  # first, as another who follows the run may remove it meanwhile
         there = (self.folder / keeper.PROCESS).exists()  # else its keeper is about to leave, too
         if any(map(keeper.alive, (self.process, *((self.keeper, self.pump) if there else ())))):
             return None
-        return code or self._code() or Ended(KILLED, Cause.ITSELF if there else Cause.REMOVED)
+        return (
+            code
+            or self._code()
+            or ExitStatus(KILLED, EndCause.ITSELF if there else EndCause.REMOVED)
+        )
 
-    def _code(self) -> Ended | None:
+    def _code(self) -> ExitStatus | None:
         code = host.number(self.folder / keeper.CODE)
-        return None if code is None else Ended(code)
+        return None if code is None else ExitStatus(code)
 
     def state(self) -> str:
         return "paused" if keeper.held(self.process) else "running"
@@ -216,7 +220,7 @@ def _remove_files(folder: Path) -> None:
             owned.remove_folder(folder, folder.parent)
 
 
-def _start(plan: Plan, asked: Request) -> LocalJob:
+def _start(plan: Plan, asked: ProcessRequest) -> LocalJob:
     environment = os.environ | asked.env | _secrets(plan)
     python = shutil.which(asked.argv[0], path=environment.get("PATH"))
     if python is None:
@@ -294,13 +298,13 @@ class LocalBackend(Backend):
     def shares_files(self) -> bool:
         return True
 
-    def request(self, plan: Plan) -> Request:
+    def request(self, plan: Plan) -> ProcessRequest:
         return request(plan, os.environ)
 
     def show(self, plan: Plan, *, full: bool = False) -> str:
         return show(plan, self.request(plan))
 
-    def facts(self, image: str) -> Facts | None:
+    def facts(self, image: str) -> ImageFacts | None:
         """Of this environment: the image's name means nothing here. Raises EngineError."""
         has_torch, versions, core, _ = self._probed
         if not has_torch:
@@ -312,7 +316,7 @@ class LocalBackend(Backend):
         release = versions.get("megatron-core")
         if core:  # a checkout on PYTHONPATH wins over what is installed
             release = checkout.release(Path(core).parents[2]) or release
-        return Facts(release, Path(SOURCE).is_dir())
+        return ImageFacts(release, Path(SOURCE).is_dir())
 
     def _index(self) -> str:
         """Where pip finds a torch without CUDA, for a machine without GPUs."""

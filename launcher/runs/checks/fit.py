@@ -54,7 +54,7 @@ def check(run: Resolved, visible: Sequence[Gpu], uses: Sequence[Use]) -> Iterato
             )
 
 
-def told(needed: memory.Memory) -> str:
+def told(needed: memory.MemoryEstimate) -> str:
     """'weights 2.3 GB, gradients 4.6, …'."""
     sizes = asdict(needed) | {"CUDA and NCCL": needed.overhead}
     del sizes["overhead"]

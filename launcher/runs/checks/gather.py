@@ -26,7 +26,7 @@ from launcher.runs.checks.machine import (
     Folder,
     Gpu,
     Machine,
-    Saved,
+    SavedCheckpoints,
     Use,
     find_gpu,
 )
@@ -267,7 +267,7 @@ def _memlock(found: Engine | None) -> int | None:
 def free(path: str | Path) -> int | None:
     """Bytes that may be written at `path`, or at its nearest folder that is there."""
     at = Path(path)
-    while not at.exists() and at != at.parent:
+    while not os.path.exists(at) and at != at.parent:
         at = at.parent
     try:
         told = os.statvfs(at)
@@ -337,7 +337,7 @@ def _dataset(prefix: str, who: Identity | None) -> Dataset:
                 return Dataset(prefix, f"{prefix}{end}: {who} may not read it")
         index = indexed.read_filled_index(Path(prefix))
         return Dataset(prefix, "", index.tokens, indexed.greatest(Path(prefix), index))
-    except indexed.Damaged as error:
+    except indexed.DamagedDataset as error:
         return Dataset(prefix, str(error))
     except (FileNotFoundError, PermissionError):
         return Dataset(
@@ -372,9 +372,9 @@ def _source(plan: Plan, key: str, asked: str | None) -> Path | None:
     return Path(found[0]) if found else None
 
 
-def _saved(folder: Path | None) -> Saved | None:
+def _saved(folder: Path | None) -> SavedCheckpoints | None:
     """The checkpoints in a folder."""
-    if folder is None or not folder.is_dir():
+    if folder is None or not os.path.isdir(folder):
         return None
     from launcher.agent.checkpoints import folders, lineage
     from launcher.runs.records import record
@@ -392,4 +392,4 @@ def _saved(folder: Path | None) -> Saved | None:
         for one in found
         if one.problem and (newest is None or one.iteration > newest)
     ]
-    return Saved(newest, tuple(broken), began.get("options", {}))
+    return SavedCheckpoints(newest, tuple(broken), began.get("options", {}))

@@ -92,7 +92,7 @@ class Dataset:
 
 
 @dataclass(frozen=True)
-class Saved:
+class SavedCheckpoints:
     """The checkpoints in a folder: the newest complete one's iteration, and the broken newer ones.
 
     `broken` holds (folder, problem) of those newer than `newest`, oldest first; `options` are what
@@ -138,5 +138,5 @@ class Machine:
     datasets: tuple[Dataset, ...] = ()
     folders: tuple[Folder, ...] = ()
     unseen: tuple[tuple[str, str], ...] = ()
-    load: Saved | None = None
-    save: Saved | None = None
+    load: SavedCheckpoints | None = None
+    save: SavedCheckpoints | None = None

@@ -53,7 +53,7 @@ BYTES_OF_PIECE, BYTES_OF_FILES = 2 << 10, 64 << 10
 
 
 @dataclass(frozen=True)
-class Memory:
+class MemoryEstimate:
     """Bytes on the GPU that needs most."""
 
     weights: int
@@ -104,7 +104,7 @@ def _width(options: Mapping[str, Value]) -> int:
 
 def estimate(
     config: RunConfig, where: Layout, capability: tuple[int, int] | None = None
-) -> Memory | None:
+) -> MemoryEstimate | None:
     """As `needed`, by a run file."""
     return needed(config.program, values_of(config, where), where, capability)
 
@@ -114,7 +114,7 @@ def needed(
     options: Mapping[str, Value],
     where: Layout,
     capability: tuple[int, int] | None = None,
-) -> Memory | None:
+) -> MemoryEstimate | None:
     """The memory of the rank that needs most; None where the sizes aren't known.
 
     That is the first stage of a pipeline, which holds the embedding and the activations of as
@@ -163,7 +163,7 @@ def needed(
             int(parameters * each + expert_layers * own * of_expert)
             for each, of_expert in zip(states, of_experts, strict=True)
         )
-        stages.append(Memory(weights, gradients, optimizer, int(activations), int(logits)))
+        stages.append(MemoryEstimate(weights, gradients, optimizer, int(activations), int(logits)))
     return max(stages, key=lambda memory: memory.total)
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from launcher.agent.ranks import alike, network, ring
-from launcher.agent.ranks.meeting import Failed, Meeting
+from launcher.agent.ranks.meeting import Meeting, MeetingFailure
 from launcher.runs.checks.report import OK, REFUSED, WARNING, Line
 
 NAME = "nodes"
@@ -45,14 +45,14 @@ def look(
     with closing(meeting):
         try:
             meeting.join(seconds)
-        except Failed as failed:
+        except MeetingFailure as failed:
             return [Line(NAME, REFUSED, str(failed), _addresses(meeting))]
         try:
             found = ring.look(meeting)
             here = Node.here(meeting.own, facts, environ)
             known = [Node(**one) for one in meeting.exchange(vars(here), list)]
             now = meeting.exchange({"host": here.host, "time": time.time()}, list)
-        except Failed as failed:
+        except MeetingFailure as failed:
             return [Line(NAME, REFUSED, str(failed))]
     where = f"{meeting.address}:{meeting.port}"
     return [*lines(known, found, now), *_compared(known, now, ring.broken(found), where)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from launcher.base.screen import size
-from launcher.runs.checks.machine import Finding, Saved
+from launcher.runs.checks.machine import Finding, SavedCheckpoints
 from launcher.runs.plan import model
 from launcher.runs.plan.arguments import key_of
 from launcher.runs.plan.plan import Plan
@@ -59,7 +59,7 @@ def saves(config: RunConfig, done: int, total: int) -> list[int]:
     return at if total <= done or total % step == 0 else [*at, total]
 
 
-def check(origin: Origin, plan: Plan, load: Saved | None) -> Iterator[Finding]:
+def check(origin: Origin, plan: Plan, load: SavedCheckpoints | None) -> Iterator[Finding]:
     """The newest checkpoint of the folder that is loaded from, and whether it is of this model."""
     if load is None:
         return

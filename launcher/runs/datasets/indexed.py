@@ -42,7 +42,7 @@ PIECE = 1 << 17
 """Numbers of a column that are in memory at a time."""
 
 
-class Output:
+class IndexedOutput:
     """One data file being written piece by piece, aside; both files appear only when complete.
 
     `width` is a token's bytes, 2 or 4. The columns of the index are kept on disk as well, so
@@ -136,7 +136,7 @@ def write(prefix: Path, documents: Iterable[Sequence[int]], vocab_size: int) -> 
     """Write documents, each one sequence of token ids, and return how many tokens that is."""
     width = token_width(vocab_size)
     one = array("i", [1])
-    with closing(Output(prefix, width)) as made:
+    with closing(IndexedOutput(prefix, width)) as made:
         for document in documents:
             tokens = array("H" if width == 2 else "i", document)
             made.add(tokens.tobytes(), array("i", [len(tokens)]), one)
@@ -176,7 +176,7 @@ def _ready(index: Path, token: str) -> Path:
 
 
 @dataclass(frozen=True)
-class Index:
+class DatasetIndex:
     """What an .idx says of its .bin; `modes` where it has a byte more for each sequence."""
 
     sequences: int
@@ -186,19 +186,19 @@ class Index:
     modes: bool = False
 
 
-class Damaged(ValueError):
+class DamagedDataset(ValueError):
     """A .bin and .idx that don't fit each other; the text says which file, and what is wrong."""
 
 
-def read_filled_index(prefix: Path) -> Index:
+def read_filled_index(prefix: Path) -> DatasetIndex:
     """As `read_index`; raises Damaged where there are no tokens, too."""
     index = read_index(prefix)
     if not index.tokens:
-        raise Damaged(f"{prefix}.bin: no tokens in it")
+        raise DamagedDataset(f"{prefix}.bin: no tokens in it")
     return index
 
 
-def read_index(prefix: Path) -> Index:
+def read_index(prefix: Path) -> DatasetIndex:
     """Read the index's header and its ends; the .bin is never read, only measured.
 
     Raises Damaged where the two can't be what Megatron wrote, OSError where one can't be read.
@@ -209,19 +209,21 @@ def read_index(prefix: Path) -> Index:
         held = os.fstat(file.fileno()).st_size
         header = file.read(HEADER)
         if len(header) < HEADER:
-            raise Damaged(f"{name}: {held} bytes, and its header alone has {HEADER}")
+            raise DamagedDataset(f"{name}: {held} bytes, and its header alone has {HEADER}")
         if not header.startswith(MAGIC):
             said = f"it doesn't begin with {MAGIC[:7].decode()}"
-            raise Damaged(f"{name}: no index of Megatron's: {said}")
+            raise DamagedDataset(f"{name}: no index of Megatron's: {said}")
         version, code, sequences, starts = struct.unpack("<QBQQ", header[len(MAGIC) :])
         if version != VERSION:
-            raise Damaged(f"{name}: version {version}, and Megatron reads {VERSION}")
+            raise DamagedDataset(f"{name}: version {version}, and Megatron reads {VERSION}")
         if code not in WIDTHS:
-            raise Damaged(f"{name}: type code {code}, which isn't one of tokens")
+            raise DamagedDataset(f"{name}: type code {code}, which isn't one of tokens")
         wanted = HEADER + 12 * sequences + 8 * starts
         modes = sequences > 0 and held == wanted + sequences  # as multimodal indices have them
         if not starts or (held != wanted and not modes):
-            raise Damaged(f"{name}: {held} bytes, and its {sequences} sequences need {wanted}")
+            raise DamagedDataset(
+                f"{name}: {held} bytes, and its {sequences} sequences need {wanted}"
+            )
         end = 0
         if sequences:
             length = _number(file, "<i", HEADER + 4 * (sequences - 1))
@@ -229,13 +231,13 @@ def read_index(prefix: Path) -> Index:
             end = offset + length * WIDTHS[code]
         last = _number(file, "<q", HEADER + 12 * sequences + 8 * (starts - 1))
     if last != sequences:
-        raise Damaged(f"{name}: its documents end at {last} of {sequences} sequences")
+        raise DamagedDataset(f"{name}: its documents end at {last} of {sequences} sequences")
     if end != size:
-        raise Damaged(f"{prefix}.bin: {size} bytes, and its index ends at {end}")
-    return Index(sequences, starts - 1, size // WIDTHS[code], code, modes)
+        raise DamagedDataset(f"{prefix}.bin: {size} bytes, and its index ends at {end}")
+    return DatasetIndex(sequences, starts - 1, size // WIDTHS[code], code, modes)
 
 
-def greatest(prefix: Path, index: Index) -> int:
+def greatest(prefix: Path, index: DatasetIndex) -> int:
     """The greatest of the first 131,072 tokens. Raises OSError."""
     with open(f"{prefix}.bin", "rb") as file:
         return max(array(KINDS[index.code], file.read(PIECE * WIDTHS[index.code])), default=0)

@@ -72,7 +72,7 @@ def wait(target: Path) -> None:
             fcntl.flock(file, fcntl.LOCK_SH)
 
 
-class Unfinished(Protocol):
+class Output(Protocol):
     """What a job writes."""
 
     def complete(self) -> None:
@@ -82,7 +82,7 @@ class Unfinished(Protocol):
         """Give it its name."""
 
 
-def publish(outputs: Sequence[Unfinished]) -> None:
+def publish(outputs: Sequence[Output]) -> None:
     """Complete all, and only then name any."""
     for output in outputs:
         output.complete()

@@ -16,16 +16,16 @@ from launcher.base.settings import expanded, settings
 from launcher.runs import payload
 from launcher.runs.follow.files import caller
 from launcher.runs.plan import image, rules
-from launcher.runs.plan.image import Facts
+from launcher.runs.plan.image import ImageFacts
 from launcher.runs.plan.job import Backend
 from launcher.runs.plan.mounts import Host
 from launcher.runs.plan.plan import Plan, Stamp, make_plan
-from launcher.runs.plan.program import Kind, fewest, program
+from launcher.runs.plan.program import ProgramKind, fewest, program
 from launcher.runs.plan.render import place
 from launcher.runs.plan.resolved import Resolved, resolve
 from launcher.runs.runfile.config import RunConfig
 from launcher.runs.runfile.secrets import redacted
-from launcher.runs.runfile.source import Asked, Origin, made
+from launcher.runs.runfile.source import Origin, RunRequest, made
 from launcher.runs.runfile.values import Gpus, parse_gpus, split
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ SOCKETS = ("docker.sock", "podman.sock", "containerd.sock", "crio.sock")
 
 
 @dataclass(frozen=True)
-class Assembled:
+class PlannedRun:
     """A plan, the run file that it is made of, notes on what `auto` came to, and warnings."""
 
     plan: Plan
@@ -50,13 +50,13 @@ class Assembled:
 
 
 def assemble(
-    asked: Asked,
+    asked: RunRequest,
     chosen: Backend,
     stamp: Stamp,
     *,
     dry: bool = False,
     visible: Sequence[Gpu] | None = None,
-) -> Assembled:
+) -> PlannedRun:
     """The plan on the backend `chosen`; with `dry`, neither engine nor image need be there.
 
     `visible` are the GPUs that decide what `auto` comes to: this machine's, unless they are given.
@@ -75,7 +75,7 @@ def assemble(
     run = resolve(config, origin, facts, host, stamp.run, gpus=gpus, rest=asked.rest)
     run, notes = _decided(run, chosen, visible)
     plan = make_plan(run, host, stamp, tie=asked.tie)
-    return Assembled(
+    return PlannedRun(
         plan, run, tuple(notes), (*_ignored(run), *_opened(plan), *_unused(plan, facts))
     )
 
@@ -95,7 +95,7 @@ def _decided(
     return auto.decide(run, visible)
 
 
-def _unused(plan: Plan, facts: Facts) -> Iterator[str]:
+def _unused(plan: Plan, facts: ImageFacts) -> Iterator[str]:
     """What an older image carries in vain, and what its Megatron is taken for."""
     if facts.instead_of is not None:
         there = f"Megatron {facts.instead_of}".rstrip()
@@ -120,9 +120,9 @@ def _opened(plan: Plan) -> Iterator[str]:
 
 def _ignored(run: Resolved) -> Iterator[str]:
     """What the program doesn't heed of what it is given, as warnings."""
-    if run.program.kind is Kind.SCRIPT:
+    if run.program.kind is ProgramKind.SCRIPT:
         return
-    told, where = rules.Told(run.values, run.layout), place((), run.origin)
+    told, where = rules.RuleInput(run.values, run.layout), place((), run.origin)
     for problem, mend in rules.broken(rules.IGNORED, told, run.facts.release, where):
         yield f"{problem}\n  {mend}"
 
@@ -139,14 +139,14 @@ def _one_folder(config: RunConfig, cwd: str) -> RunConfig:
     return config.model_copy(update=update)
 
 
-def _check_alone(asked: Asked, chosen: Backend, stamp: Stamp) -> None:
+def _check_alone(asked: RunRequest, chosen: Backend, stamp: Stamp) -> None:
     """Raise UsageError for what is wrong whatever the image and the machine: see make_plan."""
     config, origin, gpus = asked.config, asked.origin, parse_gpus(asked.config.gpus)
     if gpus.count is None:
         gpus = replace(gpus, count=fewest(config))
     elif chosen.every_node:
         gpus = split(gpus, config.nodes.count)
-    planned = _planned(config, origin) if chosen.contained else Facts(config.image.megatron)
+    planned = _planned(config, origin) if chosen.contained else ImageFacts(config.image.megatron)
     facts = _known(asked, planned)
     host = _host(chosen, asked, rootless=False)
     make_plan(
@@ -154,7 +154,7 @@ def _check_alone(asked: Asked, chosen: Backend, stamp: Stamp) -> None:
     )
 
 
-def release(asked: Asked, chosen: Backend) -> str | None:
+def release(asked: RunRequest, chosen: Backend) -> str | None:
     """The Megatron release of the run, whether or not its image is there; None is unknown.
 
     Raises UsageError and EngineError, as `assemble` does.
@@ -162,7 +162,7 @@ def release(asked: Asked, chosen: Backend) -> str | None:
     return _known(asked, _ask(asked.config, asked.origin, chosen, dry=True)[0]).release
 
 
-def _known(asked: Asked, facts: Facts) -> Facts:
+def _known(asked: RunRequest, facts: ImageFacts) -> ImageFacts:
     """The facts, with those of a checkout that takes the place of the image's Megatron.
 
     A series that nobody has described is the one that the run file takes it for.
@@ -182,7 +182,9 @@ def new_stamp() -> Stamp:
     return Stamp(run=os.urandom(4).hex(), created=now.isoformat())
 
 
-def _ask(config: RunConfig, origin: Origin, chosen: Backend, *, dry: bool) -> tuple[Facts, bool]:
+def _ask(
+    config: RunConfig, origin: Origin, chosen: Backend, *, dry: bool
+) -> tuple[ImageFacts, bool]:
     """What is known of the image, and whether its root is this user; a dry run does without."""
     try:
         found = chosen.facts(image.reference(config.image))
@@ -195,8 +197,8 @@ def _ask(config: RunConfig, origin: Origin, chosen: Backend, *, dry: bool) -> tu
 
 
 def _facts(
-    config: RunConfig, origin: Origin, chosen: Backend, found: Facts | None, *, dry: bool
-) -> Facts:
+    config: RunConfig, origin: Origin, chosen: Backend, found: ImageFacts | None, *, dry: bool
+) -> ImageFacts:
     """What is known of the image: from itself, or for a dry run without it from the matrix."""
     if found is not None:
         own = bool(program(config.program).host)
@@ -208,14 +210,14 @@ def _facts(
         return replace(found, release=found.release or config.image.megatron)
     if not (dry or chosen.scheduled):
         raise image.absent(config.image)
-    return _planned(config, origin) if chosen.contained else Facts(config.image.megatron)
+    return _planned(config, origin) if chosen.contained else ImageFacts(config.image.megatron)
 
 
-def _planned(config: RunConfig, origin: Origin) -> Facts:
+def _planned(config: RunConfig, origin: Origin) -> ImageFacts:
     from launcher.images.matrix.load import load_matrix
 
     if config.image.name:
-        return Facts(config.image.megatron)
+        return ImageFacts(config.image.megatron)
     return image.planned(config.image, load_matrix(), origin.place)
 
 
@@ -240,7 +242,7 @@ def counted(config: RunConfig, chosen: Backend) -> Gpus:
     return split(asked, config.nodes.count) if several else asked
 
 
-def _host(chosen: Backend, asked: Asked, *, rootless: bool) -> Host:
+def _host(chosen: Backend, asked: RunRequest, *, rootless: bool) -> Host:
     who, cache = caller(), settings().cache
     if (
         chosen.contained and os.getuid() != who.uid
@@ -266,5 +268,5 @@ def bare_plan(chosen: Backend, image: Mapping[str, str], gpus: str, argv: Sequen
     """The plan of a container that runs `argv` without a network or mounts."""
     values = {"name": "probe", "image": image, "gpus": gpus, "program": NO_PROGRAM}
     config = made(values | {"resources": {"network": "none"}}, "image probe")
-    asked = Asked(config, Origin("image probe", {}, {}), os.getcwd())
+    asked = RunRequest(config, Origin("image probe", {}, {}), os.getcwd())
     return replace(assemble(asked, chosen, new_stamp()).plan, argv=tuple(argv), mounts=())

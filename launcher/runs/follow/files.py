@@ -52,7 +52,7 @@ def make_folder(path: Path) -> None:
 
 def _missing(path: Path) -> Iterator[Path]:
     """The folders that aren't there, the innermost first."""
-    while not path.exists():
+    while not os.path.exists(path):
         yield path
         path = path.parent
 
@@ -62,7 +62,7 @@ def missing(plan: Plan) -> list[str]:
     return [
         f"{mount.key}: no such file or folder: {mount.source}"
         for mount in plan.mounts
-        if mount.read_only and not Path(mount.source).exists()
+        if mount.read_only and not os.path.exists(mount.source)
     ]
 
 

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.agent.checkpoints import folders, lineage
-from launcher.agent.checkpoints.folders import Checkpoint
+from launcher.agent.checkpoints.folders import CheckpointFolder
 from launcher.base.errors import AbsentError, EngineError, UsageError
 from launcher.base.names import LABEL
 from launcher.base.settings import expanded
 from launcher.runs.backends import backend, names
-from launcher.runs.plan.job import Backend, Job, Lost, goes_on
+from launcher.runs.plan.job import Backend, ConnectionLost, Job, goes_on
 from launcher.runs.records import record
 
 
@@ -114,7 +114,7 @@ def line(labels: Mapping[str, str]) -> str:
     return labels.get(f"{LABEL}line", labels.get(f"{LABEL}run", ""))
 
 
-def newest(labels: Mapping[str, str]) -> Checkpoint | None:
+def newest(labels: Mapping[str, str]) -> CheckpointFolder | None:
     """The newest complete checkpoint of a job and those it goes on from, by its labels.
 
     Raises `OSError` where its folder can't be read.
@@ -173,5 +173,5 @@ def _state(job: Job) -> str:
     try:
         ended = job.ended()
         return job.state() if ended is None else f"ended ({ended.code})"
-    except Lost:
+    except ConnectionLost:
         return "unknown"

@@ -13,13 +13,13 @@ from launcher.base.errors import UsageError
 from launcher.base.names import LABEL
 from launcher.runs.follow import find
 from launcher.runs.follow.listener import Listener
-from launcher.runs.plan.job import Backend, Job, Lost
+from launcher.runs.plan.job import Backend, ConnectionLost, Job
 from launcher.runs.records import plot, record
 from launcher.runs.records.alarms import FLAT, MEASURES, NAN, SPIKE, Alarm, Detector
 from launcher.runs.records.ending import Ending, Outcome
-from launcher.runs.records.metrics import ALARM, REWIND, Found, Step
+from launcher.runs.records.metrics import ALARM, REWIND, Found, TrainingStep
 from launcher.runs.runfile import config
-from launcher.runs.runfile.source import Asked
+from launcher.runs.runfile.source import RunRequest
 
 END = "end"
 BACK = "rewind"
@@ -32,7 +32,7 @@ NOT_A_NUMBER = "the loss or a gradient isn't a number"
 
 
 @dataclass
-class Guard:
+class LossGuard:
     """Listens to a job by what its watch has read, and acts on the first alarm that asks for it.
 
     interval: the iterations that a line of the log is about; end: asks the job to stop; show: has
@@ -50,11 +50,11 @@ class Guard:
     last: int = 0
     alarm: Alarm | None = None
     action: str = ""
-    come: list[Step] = field(default_factory=list)
+    come: list[TrainingStep] = field(default_factory=list)
 
     def see(self, found: Found) -> None:
         """Take what the log tells, to be judged when its lines are kept."""
-        if isinstance(found, Step):
+        if isinstance(found, TrainingStep):
             self.come.append(found)
 
     def add(self, data: bytes, is_error: bool) -> None:
@@ -85,7 +85,7 @@ class Guard:
 
     def _end(self) -> None:
         """End the job: at once where it goes back, as what it would save isn't gone on from."""
-        with suppress(Lost, OSError):
+        with suppress(ConnectionLost, OSError):
             self.job.kill() if self.action == BACK else self.end()
 
     def _keep(self, kind: str, iteration: int, **more: object) -> None:
@@ -137,7 +137,7 @@ def guarding(
     tell: Callable[[str], None],
     show: Callable[[str], None],
     end: Callable[[], None],
-) -> Iterator[Sequence[Guard]]:
+) -> Iterator[Sequence[LossGuard]]:
     """The guard that the run's record asks for, if it does; it knows the attempts before."""
     wanted = record.find(job.run).asked().config.guard
     if {wanted.on_nan, wanted.on_spike, wanted.on_flat} == {"ignore"}:
@@ -153,17 +153,19 @@ def guarding(
         for measure in MEASURES:
             detector.remember(measure.field, each.get(measure.field))
         last = each["iteration"]
-    yield (Guard(job, attempt, wanted, detector, interval, tell, show, end, last),)
+    yield (LossGuard(job, attempt, wanted, detector, interval, tell, show, end, last),)
 
 
 def verdict(listeners: Sequence[Listener]) -> str:
     """What a guard among the listeners has ended the run for, "" where none has."""
-    return next((str(one.alarm) for one in listeners if isinstance(one, Guard) and one.alarm), "")
+    return next(
+        (str(one.alarm) for one in listeners if isinstance(one, LossGuard) and one.alarm), ""
+    )
 
 
 def settle(listeners: Sequence[Listener], found: Ending) -> str:
     """Where a guard among the listeners has the run go back to, "" where none does."""
-    return "".join(one.settle(found) for one in listeners if isinstance(one, Guard))
+    return "".join(one.settle(found) for one in listeners if isinstance(one, LossGuard))
 
 
 def rewinds(run: str) -> int:
@@ -177,7 +179,7 @@ def passed_over(run: str) -> set[int]:
     return {number for first, last in bad for number in range(first, last + 1)}
 
 
-def check(asked: Asked, chosen: Backend, *, detach: bool) -> None:
+def check(asked: RunRequest, chosen: Backend, *, detach: bool) -> None:
     """Refuse a run that may go back where no launcher here follows it and sees its checkpoints.
 
     Raises UsageError.

@@ -15,7 +15,7 @@ from launcher.runs.plan.job import Job
 from launcher.runs.records import provenance, record
 from launcher.runs.records.metrics import Found
 from launcher.runs.records.throughput import Rates
-from launcher.runs.records.watch import Speed, Watch
+from launcher.runs.records.watch import RecordWatch, Speed
 
 
 @contextmanager
@@ -40,7 +40,7 @@ def listening(job: Job) -> Iterator[Sequence[Listener]]:
 
     with (
         guard.guarding(job, attempt, tell, screen.warn, end) as guards,
-        Watch(folder, attempt, speed=speed, seen=seen, tell=tell) as watch,
+        RecordWatch(folder, attempt, speed=speed, seen=seen, tell=tell) as watch,
         watchdog.watching(job, folder, tell) as dogs,
     ):
         yield (watch, *guards, *dogs)

@@ -17,7 +17,7 @@ from launcher.agent.words import compiling
 from launcher.base.screen import ERASE, bare, duration
 
 if TYPE_CHECKING:
-    from launcher.runs.records.metrics import Found, Step
+    from launcher.runs.records.metrics import Found, TrainingStep
     from launcher.runs.records.throughput import Rates
 
 INTERVAL = 0.1
@@ -28,32 +28,32 @@ MIB = 1 << 20
 
 
 @dataclass(frozen=True)
-class State:
+class LiveState:
     """What is known of a run so far: its newest step, and the times of the last few, in ms.
 
     `memory_mib` is that of the GPU that reserved most; `warning` is the guard's newest.
     """
 
-    step: Step | None = None
+    step: TrainingStep | None = None
     rates: Rates | None = None
     times: tuple[float, ...] = ()
     memory_mib: float | None = None
     warning: str = ""
 
-    def after(self, found: Found, rates: Rates | None = None) -> State:
+    def after(self, found: Found, rates: Rates | None = None) -> LiveState:
         """The state once the log has said `found`."""
-        from launcher.runs.records.metrics import Memory, Step
+        from launcher.runs.records.metrics import MemoryUse, TrainingStep
 
-        if isinstance(found, Step):
+        if isinstance(found, TrainingStep):
             times = (*self.times, found.ms_per_step)[-KEPT_TIMES:]
             return replace(self, step=found, rates=rates, times=times)
-        if isinstance(found, Memory):
+        if isinstance(found, MemoryUse):
             sizes = (self.memory_mib, found.max_reserved_mib or found.reserved_mib)
             return replace(self, memory_mib=max((size for size in sizes if size), default=None))
         return self
 
 
-def line(state: State, width: int) -> str:
+def line(state: LiveState, width: int) -> str:
     """The state in at most `width` columns, without what matters least where they are few.
 
     Empty until the first step.
@@ -70,7 +70,7 @@ def _joined(parts: list[tuple[int, str]]) -> str:
     return "  ".join(text for _, text in parts)
 
 
-def _parts(step: Step, state: State) -> list[tuple[int, str]]:
+def _parts(step: TrainingStep, state: LiveState) -> list[tuple[int, str]]:
     """What there is to say, from left to right; the highest numbers matter least."""
     rates = state.rates
     tflops = rates.tflops_per_gpu if rates else step.reported_tflops_per_gpu
@@ -90,7 +90,7 @@ def _parts(step: Step, state: State) -> list[tuple[int, str]]:
     return [part for part in parts if part[1]]
 
 
-def _loss(step: Step) -> str:
+def _loss(step: TrainingStep) -> str:
     """The loss; Megatron's line has none where it was NaN, but counts those iterations."""
     if step.loss is None:
         return "loss nan" if step.nan else ""
@@ -141,7 +141,7 @@ class LiveLine:
     def __init__(self, stream: TextIO | None, width_of: Callable[[], int] = _columns) -> None:
         self.stream = stream and bare(stream)
         self.width_of = width_of
-        self._state = State()
+        self._state = LiveState()
         self._compiles: float | None = None  # since when
         self._text = ""  # what stands there now
         self._at_start = True

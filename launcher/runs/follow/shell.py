@@ -11,7 +11,7 @@ from launcher.runs.backends import backend
 from launcher.runs.follow import files
 from launcher.runs.follow.assemble import NO_PROGRAM, assemble, new_stamp
 from launcher.runs.plan.program import CHECKOUT
-from launcher.runs.runfile.source import Asked, Origin, made
+from launcher.runs.runfile.source import Origin, RunRequest, made
 
 PYTHONPATH = "/opt/megatron/lib:/opt/packages/lib"
 """As images have it."""
@@ -41,7 +41,7 @@ def in_image(
     """
     chosen = backend(backend_name)
     values = {"image": image, "gpus": gpus, "program": NO_PROGRAM, **values}
-    asked = Asked(made({**values}, "shell"), Origin("shell", {}, {}), os.getcwd())
+    asked = RunRequest(made({**values}, "shell"), Origin("shell", {}, {}), os.getcwd())
     plan = assemble(asked, chosen, new_stamp()).plan
     mounts = tuple(mount for mount in plan.mounts if mount.key != "program")
     before = plan.argv[:2] if by_payload else ()

@@ -30,7 +30,7 @@ exit "$code"
 """
 
 
-class PartFailed(LauncherError):
+class PartFailure(LauncherError):
     """A part ended with a code of its own, which is this command's too."""
 
     def __init__(self, problem: str, code: int) -> None:
@@ -82,7 +82,7 @@ def _wait(job: str, folder: Path, parts: int, tell: Callable[[str], object]) -> 
             elif code is not None or gone > 1:
                 how = "was ended by Slurm" if code is None else f"failed with exit code {code}"
                 log = _last(folder / f"{part}.log")
-                raise PartFailed(f"part {part} of {parts} {how}:\n{log}", code or 1)
+                raise PartFailure(f"part {part} of {parts} {how}:\n{log}", code or 1)
         if time.monotonic() - asked_at >= ASK_SECONDS:
             going = queue.state(job)[0] in slurm_queue.GOES_ON
             asked_at, gone = time.monotonic(), 0 if going else gone + 1

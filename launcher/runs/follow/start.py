@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING
 
 from launcher.agent.checkpoints import folders, hold, lineage
 from launcher.base.errors import EngineError, LauncherError, PreflightError, UsageError
-from launcher.base.files import Refused
+from launcher.base.files import ForeignFileError
 from launcher.base.names import LABEL
 from launcher.base.settings import expanded
 from launcher.base.trust import require_own_links
 from launcher.runs.follow import files, find
-from launcher.runs.follow.assemble import Assembled, assemble, counted, new_stamp
+from launcher.runs.follow.assemble import PlannedRun, assemble, counted, new_stamp
 from launcher.runs.follow.listener import Listener
 from launcher.runs.follow.live import tell
 from launcher.runs.follow.supervise import supervise
@@ -29,7 +29,7 @@ from launcher.runs.plan.plan import Plan, Stamp
 from launcher.runs.plan.resolved import processes_of
 from launcher.runs.records import owner, provenance, record, repeat, resume
 from launcher.runs.runfile.config import RunConfig
-from launcher.runs.runfile.source import Asked, Origin, Override, overridden
+from launcher.runs.runfile.source import Origin, Override, RunRequest, overridden
 
 if TYPE_CHECKING:
     from launcher.runs.checks.machine import Machine
@@ -38,7 +38,7 @@ LISTEN = "launcher.runs.follow.listen"
 """All that listens to a run; there is nothing to hear before it has begun."""
 
 
-def start(asked: Asked, chosen: Backend, *, detach: bool, preflight: bool) -> int:
+def start(asked: RunRequest, chosen: Backend, *, detach: bool, preflight: bool) -> int:
     """Start the run and follow it to its end; the program's exit code, or 0 once detached.
 
     Raises UsageError, EngineError and PreflightError before anything is started.
@@ -74,7 +74,7 @@ def start(asked: Asked, chosen: Backend, *, detach: bool, preflight: bool) -> in
         return supervise(chosen, attempts, restarts=restarts, listening=_listening).code
 
 
-def _kept(assembled: Assembled, asked: Asked, chosen: Backend, *, preflight: bool) -> Plan:
+def _kept(assembled: PlannedRun, asked: RunRequest, chosen: Backend, *, preflight: bool) -> Plan:
     """The plan of a run that can work, once its folders are made and its record is kept."""
     plan = of_line(assembled.plan, asked, chosen)
     machine = prepare(replace(assembled, plan=plan), asked, chosen, preflight=preflight)
@@ -87,16 +87,17 @@ def _kept(assembled: Assembled, asked: Asked, chosen: Backend, *, preflight: boo
     return plan
 
 
-def _start_array(asked: Asked, chosen: Backend, array: Sequence[int], *, preflight: bool) -> int:
+def _start_array(
+    asked: RunRequest, chosen: Backend, array: Sequence[int], *, preflight: bool
+) -> int:
     """Start a run for each number of an array, all at once, and print which they are."""
     plans = dict[int, Plan]()
     with owner.alone():
         try:
             for number in array:
-                assembled = assemble(task(asked, number), chosen, new_stamp())
-                if plans:  # as of the first one
-                    assembled = replace(assembled, notes=())
-                one = replace(task(asked, number), config=assembled.run.config)
+                one = task(asked, number)
+                assembled = assemble(one, chosen, new_stamp())
+                one = replace(one, config=assembled.run.config)
                 plans[number] = _kept(assembled, one, chosen, preflight=preflight)
             started: Sequence[Job] = chosen.start_array(plans)
         except LauncherError:
@@ -109,12 +110,12 @@ def _start_array(asked: Asked, chosen: Backend, array: Sequence[int], *, preflig
     return 0
 
 
-def task(asked: Asked, number: int) -> Asked:
+def task(asked: RunRequest, number: int) -> RunRequest:
     """What is asked for as a task of an array."""
     return replace(asked, config=repeat.as_task(asked.config, number, asked.cwd))
 
 
-def check(asked: Asked, chosen: Backend, *, preflight: bool) -> None:
+def check(asked: RunRequest, chosen: Backend, *, preflight: bool) -> None:
     """Refuse what `start` would, as far as it can be told without the data. Raises as that does."""
     _check_guard(asked, chosen, detach=False)
     assembled = assemble(asked, chosen, new_stamp())
@@ -123,7 +124,7 @@ def check(asked: Asked, chosen: Backend, *, preflight: bool) -> None:
         _preflight(assembled, chosen)
 
 
-def _check_guard(asked: Asked, chosen: Backend, *, detach: bool) -> None:
+def _check_guard(asked: RunRequest, chosen: Backend, *, detach: bool) -> None:
     if asked.config.guard.goes_back:
         from launcher.runs.follow import guard
 
@@ -162,7 +163,7 @@ def _stamp(job: Job) -> Stamp:
 
 
 def prepare(
-    assembled: Assembled, asked: Asked, chosen: Backend, *, preflight: bool
+    assembled: PlannedRun, asked: RunRequest, chosen: Backend, *, preflight: bool
 ) -> Machine | None:
     """See that the run can work, and make and tidy the folders that it writes to.
 
@@ -194,7 +195,7 @@ def _make_folders(plan: Plan) -> None:
         raise
 
 
-def _preflight(assembled: Assembled, chosen: Backend) -> Machine:
+def _preflight(assembled: PlannedRun, chosen: Backend) -> Machine:
     """Look at the machine, warn of what is doubtful, refuse what can't work: PreflightError."""
     from launcher.base.settings import settings
     from launcher.runs.checks import checks, gather
@@ -238,13 +239,13 @@ def _refuse_sharing(plan: Plan) -> None:
                     f"checkpoint.save: {plan.checkpoints} is in use: {other} saves there",
                     "Stop that run first, or set another folder.",
                 )
-        except Refused as error:
+        except ForeignFileError as error:
             raise UsageError(f"checkpoint.save: {error.filename}: {error.strerror}") from None
         except OSError:  # another user's: the run itself looks again
             pass
 
 
-def of_line(plan: Plan, asked: Asked, chosen: Backend) -> Plan:
+def of_line(plan: Plan, asked: RunRequest, chosen: Backend) -> Plan:
     """The plan, with a label that says in which line of runs it saves, where that isn't its own.
 
     Raises UsageError where it would come upon another run's checkpoints. Of several nodes the
@@ -312,7 +313,9 @@ class First:
 class Attempts:
     """Starts a run's attempts: the first as it was asked for, the others from what it saved."""
 
-    def __init__(self, asked: Asked, chosen: Backend, stamp: Stamp, first: First | None) -> None:
+    def __init__(
+        self, asked: RunRequest, chosen: Backend, stamp: Stamp, first: First | None
+    ) -> None:
         self.asked = asked
         self.chosen = chosen
         self.stamp = stamp
@@ -348,7 +351,7 @@ class Attempts:
                 asked = replace(asked, config=resume.from_newest(config))
         return of_line(assemble(asked, self.chosen, self.stamp).plan, asked, self.chosen)
 
-    def _unseen(self, asked: Asked) -> Asked:
+    def _unseen(self, asked: RunRequest) -> RunRequest:
         """What goes on where the engine's machine has the checkpoints: the program finds them.
 
         Raises UsageError where the run began from another folder, which it would begin from again.
@@ -363,7 +366,7 @@ class Attempts:
         return replace(asked, config=resume.from_newest(asked.config))
 
 
-def resumed(text: str, chosen: Backend, overrides: list[Override]) -> tuple[Asked, list[str]]:
+def resumed(text: str, chosen: Backend, overrides: list[Override]) -> tuple[RunRequest, list[str]]:
     """What to ask for to go on with the run that `text` names, and what to tell of it.
 
     `overrides` may set the number of GPUs, or of processes on the CPU; the layout then follows.
@@ -416,7 +419,7 @@ def _refuse_overwritten(kept: record.Record, config: RunConfig) -> None:
         )
 
 
-def repeated(text: str, chosen: Backend, *, force: bool) -> tuple[Asked, list[str]]:
+def repeated(text: str, chosen: Backend, *, force: bool) -> tuple[RunRequest, list[str]]:
     """What to ask for to repeat the run that `text` names exactly, and what to tell of it.
 
     It saves into a folder of its own, and begins where that run began. Raises PreflightError,

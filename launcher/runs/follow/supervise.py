@@ -27,12 +27,12 @@ from launcher.base.screen import duration
 from launcher.runs.follow import find
 from launcher.runs.follow.listener import Listener, Listening, nobody
 from launcher.runs.follow.live import LostTerminal, screened, tell, to_nowhere, write
-from launcher.runs.plan.job import KILLED, Backend, Cause, Ended, Job, Lost
+from launcher.runs.plan.job import KILLED, Backend, ConnectionLost, EndCause, ExitStatus, Job
 from launcher.runs.plan.plan import AFTER_GRACE
 from launcher.runs.records import owner
 
 if TYPE_CHECKING:
-    from launcher.agent.checkpoints.folders import Checkpoint
+    from launcher.agent.checkpoints.folders import CheckpointFolder
     from launcher.runs.records.ending import Ending
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -126,14 +126,14 @@ def _to_its_end(
         raise
     if mine:
         follower.job.remove()
-    elif ended.cause is Cause.REMOVED:
+    elif ended.cause is EndCause.REMOVED:
         ended = _noted(job) or ended
     asked = bool(stopper.asked) or owner.asked_to_stop(job.run)
     why = watchdog.verdict(listeners), guard.verdict(listeners)
     return Ending(ended, asked, follower.tail.text, *why)
 
 
-def _noted(job: Job) -> Ended | None:
+def _noted(job: Job) -> ExitStatus | None:
     """How a job ended that another launcher has followed and removed, by the run's record."""
     from launcher.runs.records import runs
 
@@ -178,18 +178,18 @@ class Follower:
         self.tail = Tail()
         self.passed: Counter[tuple[bool, int]] = Counter()
 
-    def follow(self) -> Ended:
+    def follow(self) -> ExitStatus:
         """Pass on the output until the end. Raises EngineError where the engine stays away."""
         cut_short = False
         while True:
             try:
                 self._pass_on()
                 ended = self.job.wait()
-                return Ended(ended.code, Cause.ENGINE) if cut_short else ended
-            except Lost as error:
+                return ExitStatus(ended.code, EndCause.ENGINE) if cut_short else ended
+            except ConnectionLost as error:
                 found = self._reconnect(error.reason)
             if found is None:
-                return Ended(KILLED, Cause.REMOVED)
+                return ExitStatus(KILLED, EndCause.REMOVED)
             self.job, cut_short = found
             if not cut_short:
                 self.stopper.take(self.job)
@@ -248,7 +248,7 @@ class Follower:
         )
 
 
-def _tell_ending(found: Ending, job: Job, *, seen: bool) -> Checkpoint | None:
+def _tell_ending(found: Ending, job: Job, *, seen: bool) -> CheckpointFolder | None:
     """Tell how the run ended; of checkpoints only where its files are `seen` from here.
 
     The newest complete checkpoint.
@@ -367,11 +367,11 @@ def stop(job: Job, *, now: bool = False, grace: int | None = None) -> None:
     with owner.following(job.run) as mine:
         if mine and (left := _soon_ended(job)):
             _note(job, left)
-            if left.cause is not Cause.REMOVED:
+            if left.cause is not EndCause.REMOVED:
                 tell(f"to see its log and remove it: launcher attach {job.run}")
 
 
-def _soon_ended(job: Job) -> Ended | None:
+def _soon_ended(job: Job) -> ExitStatus | None:
     """How a job ended that was stopped; None where it goes on all the same."""
     until = time.monotonic() + ENDS_SECONDS
     while (left := job.ended()) is None and time.monotonic() < until:
@@ -379,20 +379,20 @@ def _soon_ended(job: Job) -> Ended | None:
     return left
 
 
-def _note(job: Job, ended: Ended) -> None:
+def _note(job: Job, ended: ExitStatus) -> None:
     """Keep how a run ended that nobody followed, as who follows it would."""
     from launcher.runs.records import ending
 
     tail, saved = Tail(), None
-    with suppress(Lost, OSError):
+    with suppress(ConnectionLost, OSError):
         for _, data, _ in job.output(follow=False):
             tail.add(data)
     if job.labels.get(f"{LABEL}checkpoints"):
         with suppress(OSError):
             saved = find.newest(job.labels)
     asked = owner.asked_to_stop(job.run)
-    if asked and ended.cause is Cause.REMOVED:  # which is how some backends stop
-        ended = replace(ended, cause=Cause.ITSELF)
+    if asked and ended.cause is EndCause.REMOVED:  # which is how some backends stop
+        ended = replace(ended, cause=EndCause.ITSELF)
     found = ending.Ending(ended, asked, tail.text)
     ending.keep(job.run, attempt_of(job), found, [], saved)
 
@@ -413,7 +413,7 @@ def ask(job: Job, name: str, grace: int, more: str = "") -> None:
 
 def _in_thread(call: Callable[[], object]) -> threading.Thread:
     def quietly() -> None:
-        with suppress(Lost, OSError):
+        with suppress(ConnectionLost, OSError):
             call()
 
     thread = threading.Thread(target=quietly, daemon=True)

@@ -12,7 +12,7 @@ from pathlib import Path
 from launcher.agent.words import CONCLUSION, REPORT, REPORTS, SAYS, compiling
 from launcher.base import files
 from launcher.runs.follow.listener import Listener
-from launcher.runs.plan.job import Job, Lost
+from launcher.runs.plan.job import ConnectionLost, Job
 from launcher.runs.records import owner, record
 from launcher.runs.runfile import config
 
@@ -53,7 +53,7 @@ class Silence:
         return None if self.told else max(0.0, self.since + max(self.timeout, least) - now)
 
 
-class Watchdog:
+class SilenceWatch:
     """Listens to a job's output, and looks where its ranks are when none comes.
 
     `wanted` is the run file's section; `folder` is the run's, for stacks and flight records.
@@ -78,7 +78,7 @@ class Watchdog:
         self.over = False
         self.verdict = ""
 
-    def __enter__(self) -> Watchdog:
+    def __enter__(self) -> SilenceWatch:
         threading.Thread(target=self._watch, daemon=True).start()
         return self
 
@@ -107,7 +107,7 @@ class Watchdog:
                 return
             try:
                 self.bark()
-            except Lost:  # the run may go on meanwhile
+            except ConnectionLost:  # the run may go on meanwhile
                 self.silence.since = self.clock()
             else:
                 self.silence.told = True
@@ -138,13 +138,15 @@ class Watchdog:
 
 
 @contextmanager
-def watching(job: Job, folder: Path, tell: Callable[[str], None]) -> Iterator[Sequence[Watchdog]]:
+def watching(
+    job: Job, folder: Path, tell: Callable[[str], None]
+) -> Iterator[Sequence[SilenceWatch]]:
     """The watchdog that the run's record asks for, if it does."""
     wanted = record.find(job.run).asked().config.watchdog
     if not wanted.timeout:
         yield ()
         return
-    with Watchdog(job, wanted, folder, tell) as dog:
+    with SilenceWatch(job, wanted, folder, tell) as dog:
         yield (dog,)
 
 
@@ -174,5 +176,5 @@ def keep(folder: Path, found: Mapping[str, bytes]) -> Path | None:
 
 def verdict(listeners: Sequence[Listener]) -> str:
     """Why a watchdog among the listeners has ended the run, "" where none has."""
-    found = [one.verdict for one in listeners if isinstance(one, Watchdog)]
+    found = [one.verdict for one in listeners if isinstance(one, SilenceWatch)]
     return next(filter(None, found), "")

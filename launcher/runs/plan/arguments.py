@@ -66,7 +66,7 @@ OF_A_CHECKPOINT = 5
 
 
 @dataclass(frozen=True)
-class Spans:
+class ReleaseSpans:
     """The releases that have an option, as [first, last] pairs; "" for a last still to come."""
 
     pairs: tuple[tuple[str, str], ...]
@@ -88,9 +88,9 @@ class Table:
 
     releases: tuple[str, ...]
     gpt: dict[str, argparse.Action]
-    megatron: dict[str, Spans]
-    choices: dict[str, dict[tuple[str, ...], Spans]]
-    kinds: dict[str, dict[str, Spans]]
+    megatron: dict[str, ReleaseSpans]
+    choices: dict[str, dict[tuple[str, ...], ReleaseSpans]]
+    kinds: dict[str, dict[str, ReleaseSpans]]
 
     def options_of(self, release: str) -> set[str] | None:
         """Megatron's options in `release`; None for a series that the table doesn't know."""
@@ -111,7 +111,7 @@ class Table:
             return self._said(self.kinds, release)
         return {name: _kind_of(one) for name, one in self.gpt.items()}
 
-    def _said(self, of: Mapping[str, Mapping[T, Spans]], release: str) -> dict[str, T]:
+    def _said(self, of: Mapping[str, Mapping[T, ReleaseSpans]], release: str) -> dict[str, T]:
         """What is said of each option in `release`; nothing of a series that isn't known."""
         if series_of(release) not in self.releases:
             return {}
@@ -128,7 +128,7 @@ class Table:
         several = [self.choices_of(None).get(option, ()), *self.choices.get(option, ())]
         return tuple(sorted({value for allowed in several for value in allowed}))
 
-    def _has(self, spans: Spans, at: int) -> bool:
+    def _has(self, spans: ReleaseSpans, at: int) -> bool:
         order = self.releases
         return any(
             order.index(first) <= at and (not last or at <= order.index(last))
@@ -170,9 +170,9 @@ def _kind_of(action: argparse.Action) -> str:
     return kind if action.nargs is None else f"{kind} {action.nargs}"
 
 
-def _spans(text: str) -> Spans:
+def _spans(text: str) -> ReleaseSpans:
     pairs = (span.partition("-") for span in text.split(","))
-    return Spans(tuple((first, last) for first, _, last in pairs))
+    return ReleaseSpans(tuple((first, last) for first, _, last in pairs))
 
 
 def check_ours(options: dict[str, str]) -> None:

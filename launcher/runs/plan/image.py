@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Facts:
+class ImageFacts:
     """What an image holds: its Megatron release, and upstream's scripts or not; None is unknown.
 
     runner: the version of the launcher whose runner and trainer an older image has
@@ -35,19 +35,19 @@ def reference(image: Image) -> str:
     return f"megatron:{image.tag}" + (f"-{image.megatron}" if image.megatron else "")
 
 
-def labelled(labels: Mapping[str, str]) -> Facts:
+def labelled(labels: Mapping[str, str]) -> ImageFacts:
     """The facts in an image's labels."""
     whole = {"true": True, "false": False}.get(labels.get(f"{LABEL}whole", ""))
-    return Facts(labels.get(f"{LABEL}megatron"), whole, labels.get(f"{LABEL}version", ""))
+    return ImageFacts(labels.get(f"{LABEL}megatron"), whole, labels.get(f"{LABEL}version", ""))
 
 
-def planned(image: Image, matrix: Matrix, place: Callable[[str], str]) -> Facts:
+def planned(image: Image, matrix: Matrix, place: Callable[[str], str]) -> ImageFacts:
     """The facts the matrix has of an image that isn't there yet; `place` tells where a key stands.
 
     Raises UsageError, naming the nearest, for a tag or a release that isn't in the matrix.
     """
     if image.name:
-        return Facts(image.megatron)
+        return ImageFacts(image.megatron)
     tag = image.tag or ""
     if tag not in matrix.rows:
         remedy = nearest(tag, list(matrix.rows))
@@ -56,7 +56,7 @@ def planned(image: Image, matrix: Matrix, place: Callable[[str], str]) -> Facts:
     if release not in matrix.releases:
         where, remedy = place("image.megatron"), nearest(release, list(matrix.releases))
         raise UsageError(f"{where}: no Megatron release {release!r} in the matrix", remedy)
-    return Facts(release, matrix.rows[tag].source == "git")
+    return ImageFacts(release, matrix.rows[tag].source == "git")
 
 
 def absent(image: Image) -> EngineError:

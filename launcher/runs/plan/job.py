@@ -12,7 +12,7 @@ from launcher.base.errors import EngineError
 if TYPE_CHECKING:
     from docker.api import APIClient
 
-    from launcher.runs.plan.image import Facts
+    from launcher.runs.plan.image import ImageFacts
     from launcher.runs.plan.plan import Plan
     from launcher.runs.runfile.config import RunConfig
 
@@ -21,7 +21,7 @@ KILLED = 137
 """The exit code of what SIGKILL ended."""
 
 
-class Cause(Enum):
+class EndCause(Enum):
     """Who ended a job, as far as its backend can tell: the runner's own words tell more."""
 
     ITSELF = "itself"
@@ -31,18 +31,18 @@ class Cause(Enum):
 
 
 @dataclass(frozen=True)
-class Ended:
+class ExitStatus:
     """How a job ended: its exit code, 128 + S for signal S, and the cause.
 
     `why` are words for it where the backend knows more than the output tells: which node it was.
     """
 
     code: int
-    cause: Cause = Cause.ITSELF
+    cause: EndCause = EndCause.ITSELF
     why: str = ""
 
 
-class Piece(NamedTuple):
+class OutputPiece(NamedTuple):
     """A piece of a job's output, as it came: of stderr or stdout, and of which node."""
 
     is_error: bool
@@ -50,7 +50,7 @@ class Piece(NamedTuple):
     node: int = 0
 
 
-class Lost(EngineError):
+class ConnectionLost(EngineError):
     """The connection to the engine was lost, for `reason`; the run itself may go on."""
 
     def __init__(self, reason: str) -> None:
@@ -61,7 +61,7 @@ class Lost(EngineError):
 class Job(Protocol):
     """A run that was started, by this launcher or another of this machine.
 
-    Every method raises `Lost` where the engine doesn't answer any more.
+    Every method raises `ConnectionLost` where the engine doesn't answer any more.
     """
 
     backend: str
@@ -75,16 +75,16 @@ class Job(Protocol):
     def handle(self) -> str:
         """What the backend knows the job by: a container's id, a process's."""
 
-    def output(self, *, follow: bool = True) -> Iterator[Piece]:
+    def output(self, *, follow: bool = True) -> Iterator[OutputPiece]:
         """What it has written since its beginning, and with `follow` until its end.
 
         Read again, each stream of each node has the same bytes, in other pieces and another order.
         """
 
-    def wait(self) -> Ended:
+    def wait(self) -> ExitStatus:
         """Wait for the end."""
 
-    def ended(self) -> Ended | None:
+    def ended(self) -> ExitStatus | None:
         """How it ended; None as long as it runs."""
 
     def state(self) -> str:
@@ -154,7 +154,7 @@ class Backend(Protocol):
     def show(self, plan: Plan, *, full: bool = False) -> str:
         """The same as commands that work when pasted into a shell; `full` leaves no data out."""
 
-    def facts(self, image: str) -> Facts | None:
+    def facts(self, image: str) -> ImageFacts | None:
         """What is known of an image from itself; None where it isn't there."""
 
     def identity(self, image: str) -> Mapping[str, Any]:
@@ -193,5 +193,5 @@ def goes_on(job: Job) -> bool:
     """Whether it is known to."""
     try:
         return job.ended() is None
-    except Lost:
+    except ConnectionLost:
         return False

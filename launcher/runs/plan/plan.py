@@ -14,7 +14,7 @@ from launcher.runs.plan import layout, mounts, program, render, rules
 from launcher.runs.plan.arguments import Value
 from launcher.runs.plan.image import reference
 from launcher.runs.plan.mounts import Host, Mount, path_of
-from launcher.runs.plan.program import Kind
+from launcher.runs.plan.program import ProgramKind
 from launcher.runs.plan.resolved import Resolved, scripts
 from launcher.runs.runfile.config import RunConfig
 from launcher.runs.runfile.source import Origin
@@ -128,7 +128,7 @@ def make_plan(run: Resolved, host: Host, stamp: Stamp, *, tie: bool = False) -> 
     With `tie` the run ends with the launcher.
     """
     config, origin, gpus, release = run.seen, run.origin, run.gpus, run.facts.release
-    started, ours, faults = run.program, run.program.kind is Kind.OURS, Faults()
+    started, ours, faults = run.program, run.program.kind is ProgramKind.OURS, Faults()
     with faults.collected():
         program.check(started, run.config, run.facts, origin, run.layout.world)
     with faults.collected():
@@ -191,11 +191,13 @@ def make_plan(run: Resolved, host: Host, stamp: Stamp, *, tie: bool = False) -> 
 
 def _told(
     config: RunConfig, values: Mapping[str, Value], where: layout.Layout, gpus: Gpus
-) -> rules.Told:
+) -> rules.RuleInput:
     """What Megatron's rules go by: the options, upstream's own defaults, and what is around."""
     upstreams_gpt = config.program == "pretrain_gpt.py"
     usual = {"tokenizer_type": "GPT2BPETokenizer"} if upstreams_gpt else {}
-    return rules.Told({**usual, **values}, where, config.env, upstreams_gpt and gpus.count == 0)
+    return rules.RuleInput(
+        {**usual, **values}, where, config.env, upstreams_gpt and gpus.count == 0
+    )
 
 
 def _workdir(config: RunConfig, host: Host) -> str | None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from launcher.agent import series
 from launcher.base.errors import Faults
 from launcher.runs.plan.arguments import table
-from launcher.runs.plan.image import Facts
+from launcher.runs.plan.image import ImageFacts
 from launcher.runs.plan.layout import layout, listed, neighbours
 from launcher.runs.runfile.config import Profile, RunConfig
 from launcher.runs.runfile.source import Origin
@@ -29,7 +29,7 @@ SKIP = "--iterations-to-skip"
 PROGRAMS = Path(__file__).parent / "programs.json"
 
 
-class Kind(Enum):
+class ProgramKind(Enum):
     """OURS is launcher.trainer.gpt; UPSTREAM a pretrain_*.py; SCRIPT parses what it likes."""
 
     OURS = "ours"
@@ -41,7 +41,7 @@ class Kind(Enum):
 class Program:
     """What the runner starts; `host` is the script's path on the host, "" for one of the image."""
 
-    kind: Kind
+    kind: ProgramKind
     name: str
     argv: tuple[str, ...]
     host: str = ""
@@ -61,19 +61,21 @@ def program(text: str, scripts: str = SOURCE) -> Program:
     """
     name = text.rpartition("/")[2]
     if text == "gpt":
-        return Program(Kind.OURS, "gpt", ("-m", "launcher.trainer.gpt"))
+        return Program(ProgramKind.OURS, "gpt", ("-m", "launcher.trainer.gpt"))
     if text == EXAMPLE:  # in every image, with a command line of its own
-        return Program(Kind.SCRIPT, name, (f"{IMAGE}/{EXAMPLE}",))
+        return Program(ProgramKind.SCRIPT, name, (f"{IMAGE}/{EXAMPLE}",))
     if text.startswith(("./", "../", "/", "~")):
-        return Program(Kind.SCRIPT, name, (f"{HOST_SCRIPTS}/{name}",), host=text)
-    kind = Kind.UPSTREAM if name.startswith("pretrain_") else Kind.SCRIPT
+        return Program(ProgramKind.SCRIPT, name, (f"{HOST_SCRIPTS}/{name}",), host=text)
+    kind = ProgramKind.UPSTREAM if name.startswith("pretrain_") else ProgramKind.SCRIPT
     return Program(kind, name, (f"{scripts}/{text}",))
 
 
-def check(started: Program, config: RunConfig, facts: Facts, origin: Origin, world: int) -> None:
+def check(
+    started: Program, config: RunConfig, facts: ImageFacts, origin: Origin, world: int
+) -> None:
     """Raise UsageError where the image or the run file doesn't suit the program."""
     where, faults = origin.place("program"), Faults()
-    if started.kind is Kind.SCRIPT and not started.host and not started.name.endswith(".py"):
+    if started.kind is ProgramKind.SCRIPT and not started.host and not started.name.endswith(".py"):
         faults.add(
             f"{where}: no program {config.program!r}",
             "gpt, pretrain_gpt.py or another script of the image, or ./mine.py.",
@@ -87,7 +89,7 @@ def check(started: Program, config: RunConfig, facts: Facts, origin: Origin, wor
     _check_series(started, config, facts, origin, faults)
     if started.name == QUICKSTART:
         _check_quickstart(config, origin, world, faults)
-    elif started.kind is not Kind.SCRIPT and not (config.data.path or config.data.mock):
+    elif started.kind is not ProgramKind.SCRIPT and not (config.data.path or config.data.mock):
         faults.add(
             f"{origin.place('data')}: no data to train on", "Set data.path, or data.mock: true."
         )
@@ -99,7 +101,7 @@ def check(started: Program, config: RunConfig, facts: Facts, origin: Origin, wor
 
 
 def _check_series(
-    started: Program, config: RunConfig, facts: Facts, origin: Origin, faults: Faults
+    started: Program, config: RunConfig, facts: ImageFacts, origin: Origin, faults: Faults
 ) -> None:
     """Refuse a series of Megatron that nobody has described, unless it is taken for one."""
     if config.megatron and not series.is_known(config.megatron.as_):
@@ -107,7 +109,7 @@ def _check_series(
             f"{origin.place('megatron.as')}: no series {config.megatron.as_} is known",
             f"Known are {', '.join(series.known())}.",
         )
-    elif started.kind is Kind.OURS and facts.release and not series.is_known(facts.release):
+    elif started.kind is ProgramKind.OURS and facts.release and not series.is_known(facts.release):
         near = series.nearest(facts.release)
         faults.add(
             f"{origin.place('program')}: gpt doesn't know Megatron {facts.release}",
@@ -133,8 +135,8 @@ def _check_profile(
 ) -> None:
     """Refuse a profile that the program wouldn't write, or would end at."""
     where, iters = origin.place("profile.steps"), config.training.train_iters
-    upstream = started.kind is Kind.UPSTREAM and wanted.tool == "torch"
-    if started.kind is Kind.SCRIPT:
+    upstream = started.kind is ProgramKind.UPSTREAM and wanted.tool == "torch"
+    if started.kind is ProgramKind.SCRIPT:
         faults.add(
             f"{origin.place('profile')}: {config.program} can't be told to trace steps",
             "It is for gpt and pretrain_gpt.py and the like.",
@@ -165,13 +167,15 @@ def _check_profile(
 
 
 def _check_guard(
-    started: Program, config: RunConfig, facts: Facts, origin: Origin, faults: Faults
+    started: Program, config: RunConfig, facts: ImageFacts, origin: Origin, faults: Faults
 ) -> None:
     """Refuse to go back where there is nothing to go back to, or batches can't be passed over."""
     where, instead = origin.place("guard"), "Set on_nan and on_spike to warn or end."
-    if started.kind is Kind.SCRIPT:
+    if started.kind is ProgramKind.SCRIPT:
         faults.add(f"{where}: {config.program} can't be told to pass over batches", instead)
-    there = table().options_of(facts.release or "") if started.kind is Kind.UPSTREAM else None
+    there = (
+        table().options_of(facts.release or "") if started.kind is ProgramKind.UPSTREAM else None
+    )
     if there is not None and SKIP not in there:
         since = table().megatron[SKIP]
         faults.add(

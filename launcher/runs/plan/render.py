@@ -10,9 +10,9 @@ from launcher.agent.ranks.ending import OptionError
 from launcher.base.errors import Faults, UsageError
 from launcher.runs.plan import arguments, rules
 from launcher.runs.plan.arguments import SECTIONS, THE_RUNNERS, Option, Value, own_keys
-from launcher.runs.plan.image import Facts
+from launcher.runs.plan.image import ImageFacts
 from launcher.runs.plan.layout import Layout, micro_batch, with_precision
-from launcher.runs.plan.program import Kind, Program, program
+from launcher.runs.plan.program import Program, ProgramKind, program
 from launcher.runs.runfile.config import Profile, RunConfig
 from launcher.runs.runfile.source import Origin
 from launcher.trainer.gpt import arguments as ours
@@ -20,7 +20,9 @@ from launcher.trainer.gpt import arguments as ours
 NULL_TOKENIZER = "NullTokenizer"
 
 
-def options(config: RunConfig, kind: Kind, where: Layout, release: str | None) -> list[Option]:
+def options(
+    config: RunConfig, kind: ProgramKind, where: Layout, release: str | None
+) -> list[Option]:
     """What the sections and megatron_args say, in their order, as `release` spells it."""
     values = {
         f"{section}.{field}": value
@@ -37,7 +39,7 @@ def options(config: RunConfig, kind: Kind, where: Layout, release: str | None) -
         values["training.micro_batch_size"] = micro_batch(config, where)
     if "data.path" in values:
         values.pop("data.mock", None)
-    extras = [] if kind is Kind.OURS else _upstream_extras(config)
+    extras = [] if kind is ProgramKind.OURS else _upstream_extras(config)
     extras += _profile(config.profile, kind) if config.profile else []
     if any(option.value == NULL_TOKENIZER for option in extras):
         values["data.vocab_size"] -= 1  # it adds an end-of-document token to what it is given
@@ -61,7 +63,7 @@ def _upstream_extras(config: RunConfig) -> list[Option]:
     return extras
 
 
-def _profile(wanted: Profile, kind: Kind) -> list[Option]:
+def _profile(wanted: Profile, kind: ProgramKind) -> list[Option]:
     """What has the program trace steps.
 
     With torch's profiler, Megatron counts from where it starts, 1 the first, and `end` is the one
@@ -71,7 +73,7 @@ def _profile(wanted: Profile, kind: Kind) -> list[Option]:
     first, last, folder = wanted.first, wanted.last, wanted.folder
     by_torch = wanted.tool == "torch"
     told: dict[str, Value] = {"--profile-ranks": [*wanted.ranks]}
-    if kind is Kind.OURS:
+    if kind is ProgramKind.OURS:
         told |= {"--profile-steps": [first, last]}
         told |= {"--profile-dir": str(folder)} if by_torch else {}
     else:
@@ -114,15 +116,15 @@ def check(
     found: list[Option],
     rest: tuple[str, ...],
     started: Program,
-    facts: Facts,
+    facts: ImageFacts,
     origin: Origin,
-    told: rules.Told,
+    told: rules.RuleInput,
 ) -> None:
     """Refuse an option that the program doesn't take, or that has a key and is given past it.
 
     So is what Megatron would end at by its own rules between what it is `told`.
     """
-    if started.kind is Kind.SCRIPT:
+    if started.kind is ProgramKind.SCRIPT:
         return
     every = placed(found, rest, origin)
     given = {option.name: option.where for option in every}
@@ -130,7 +132,7 @@ def check(
     with faults.collected():
         _refuse_past_keys(found, every)
     with faults.collected():
-        if started.kind is Kind.OURS:
+        if started.kind is ProgramKind.OURS:
             arguments.check_ours(given)
         elif facts.release:
             arguments.check_megatron(given, facts.release, own=not upstreams_gpt)
@@ -141,22 +143,22 @@ def check(
                 "Set checkpoint.save, or leave save_interval out.",
             )
     with faults.collected():
-        if started.kind is Kind.OURS:
+        if started.kind is ProgramKind.OURS:
             if keys := [own_keys().get(name, name) for name in arguments.lacking(given)]:
                 raise UsageError(f"{origin.name}: the program gpt needs {', '.join(keys)}")
         elif facts.release and upstreams_gpt:
             _check_upstreams(given, facts.release, origin)
     with faults.collected():
-        if started.kind is Kind.OURS or facts.release:
-            release = None if started.kind is Kind.OURS else facts.release
+        if started.kind is ProgramKind.OURS or facts.release:
+            release = None if started.kind is ProgramKind.OURS else facts.release
             arguments.check_values(every, release)
-    if started.kind is Kind.UPSTREAM:
+    if started.kind is ProgramKind.UPSTREAM:
         for problem, mend in rules.broken(rules.RULES, told, facts.release, place(every, origin)):
             faults.add(problem, mend)
     faults.refuse()
 
 
-def check_fits(given: list[Option], told: rules.Told, release: str | None) -> None:
+def check_fits(given: list[Option], told: rules.RuleInput, release: str | None) -> None:
     """Refuse what our own program would end at: by its own arithmetic, or by what Megatron has."""
     faults, where = Faults(), {option.name: option.where for option in given}
     try:

@@ -10,10 +10,10 @@ from launcher.base.errors import UsageError
 from launcher.base.settings import PACKAGE
 from launcher.runs.plan import layout, mounts, program, render
 from launcher.runs.plan.arguments import Option, Value, given
-from launcher.runs.plan.image import Facts
+from launcher.runs.plan.image import ImageFacts
 from launcher.runs.plan.layout import BrokenRule, Layout
 from launcher.runs.plan.mounts import Host, Mount, path_of
-from launcher.runs.plan.program import Kind, Program
+from launcher.runs.plan.program import Program, ProgramKind
 from launcher.runs.runfile.config import RunConfig
 from launcher.runs.runfile.source import Origin
 from launcher.runs.runfile.values import Gpus, parse_gpus
@@ -32,7 +32,7 @@ class Resolved:
     config: RunConfig
     seen: RunConfig
     origin: Origin
-    facts: Facts
+    facts: ImageFacts
     gpus: Gpus
     processes: int
     program: Program
@@ -86,7 +86,7 @@ def processes_of(config: RunConfig, gpus: Gpus) -> int:
 def resolve(
     config: RunConfig,
     origin: Origin,
-    facts: Facts,
+    facts: ImageFacts,
     host: Host,
     run: str = "",
     *,
@@ -140,7 +140,7 @@ def scripts(config: RunConfig, host: Host) -> str:
 def _saving_when_stopped(config: RunConfig, started: Program) -> RunConfig:
     """Megatron's programs save when asked to stop only where told to: here, where they can."""
     checkpoint = config.checkpoint
-    if started.kind is Kind.SCRIPT or not checkpoint.save:
+    if started.kind is ProgramKind.SCRIPT or not checkpoint.save:
         return config
     if checkpoint.exit_signal_handler is not None:
         return config

@@ -25,7 +25,7 @@ UNEVEN = ("decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers
 
 
 @dataclass(frozen=True)
-class Told:
+class RuleInput:
     """What a program is told: each option's value, the layout, and the variables around it.
 
     cpu: it runs without a GPU, and so without Transformer Engine and Apex
@@ -56,7 +56,7 @@ class Told:
 
 
 @dataclass(frozen=True)
-class Rule:
+class OptionRule:
     """What is wrong with an option, and the smallest mend.
 
     `fact`: the fact of a series that the rule goes by; "" for a rule of all series.
@@ -64,29 +64,29 @@ class Rule:
     """
 
     option: str
-    broken: Callable[[Told], bool]
+    broken: Callable[[RuleInput], bool]
     problem: str
     mend: str
     fact: str = ""
     lacking: bool = False
 
 
-def needs(option: str, *others: str, fact: str = "") -> Rule:
+def needs(option: str, *others: str, fact: str = "") -> OptionRule:
     """The option asks for one of the others."""
     problem = f"needs {' or '.join(map(key_of, others))}"
     mend = f"Set {key_of(others[0])}, or leave {key_of(option)} out."
-    return Rule(option, lambda o: not o.has(*others), problem, mend, fact)
+    return OptionRule(option, lambda o: not o.has(*others), problem, mend, fact)
 
 
-def excludes(option: str, other: str, fact: str = "") -> Rule:
+def excludes(option: str, other: str, fact: str = "") -> OptionRule:
     """The option goes without the other."""
     problem = f"doesn't go with {key_of(other)}"
-    return Rule(option, lambda o: o.has(other), problem, "Keep one of the two.", fact)
+    return OptionRule(option, lambda o: o.has(other), problem, "Keep one of the two.", fact)
 
 
-def _splits(option: str, split: Callable[[Told], bool], fact: str) -> Rule:
+def _splits(option: str, split: Callable[[RuleInput], bool], fact: str) -> OptionRule:
     """Virtual stages are of a pipeline."""
-    return Rule(
+    return OptionRule(
         option,
         lambda o: o.where.pipeline == 1 and split(o),
         "virtual stages are of a pipeline, and there is none",
@@ -95,9 +95,9 @@ def _splits(option: str, split: Callable[[Told], bool], fact: str) -> Rule:
     )
 
 
-def _tokenizer(option: str, kinds: str, problem: str, mend: str, fact: str = "") -> Rule:
+def _tokenizer(option: str, kinds: str, problem: str, mend: str, fact: str = "") -> OptionRule:
     """Tokenizers that have to be given an option."""
-    return Rule(
+    return OptionRule(
         option,
         lambda o: o.text("tokenizer_type") in kinds.split() and not o.has(option),
         problem,
@@ -107,17 +107,17 @@ def _tokenizer(option: str, kinds: str, problem: str, mend: str, fact: str = "")
     )
 
 
-def _interleaves(o: Told) -> bool:
+def _interleaves(o: RuleInput) -> bool:
     return o.has(*VIRTUAL) and o.where.pipeline > 1
 
 
-def _is_split(o: Told) -> bool:
+def _is_split(o: RuleInput) -> bool:
     """Whether a stage is several virtual ones; from 0.13 on, one is none."""
     layers, each = o.number("num_layers"), o.number(VIRTUAL[0])
     return (o.number(VIRTUAL[1]) or (layers / o.where.pipeline / each if each else 1)) > 1
 
 
-def _ragged(o: Told) -> bool:
+def _ragged(o: RuleInput) -> bool:
     """Whether a step's micro-batches leave fewer than one for each stage at the end."""
     stages, step = o.where.pipeline, o.number("micro_batch_size") * o.where.data
     group = o.number("microbatch_group_size_per_virtual_pipeline_stage") or stages
@@ -125,7 +125,7 @@ def _ragged(o: Told) -> bool:
     return any(0 < size / step % group < stages for size in batches if step and size % step == 0)
 
 
-def _uneven(o: Told) -> bool:
+def _uneven(o: RuleInput) -> bool:
     """Whether the layers left by the first and last stages can't be dealt out to the others."""
     ends = [o.number(option) for option in UNEVEN if o.has(option)]
     layers, stages = o.number("num_layers") - sum(ends), o.where.pipeline - len(ends)
@@ -134,13 +134,13 @@ def _uneven(o: Told) -> bool:
     return layers % stages != 0 or layers <= 0 if stages > 0 else layers != 0
 
 
-def _apart(o: Told) -> bool:
+def _apart(o: RuleInput) -> bool:
     """Whether expert parallelism doesn't divide the processes that it is laid over."""
     tensor = o.number("expert_tensor_parallel_size") or o.where.tensor
     return o.where.world % (tensor * (o.number(EP) or 1) * o.where.pipeline) != 0
 
 
-def _unreplicated(o: Told) -> bool:
+def _unreplicated(o: RuleInput) -> bool:
     """Whether it doesn't divide the replicas, which is 0.9's rule."""
     return o.where.data % (o.number(EP) or 1) != 0
 
@@ -150,13 +150,13 @@ SIXTEENS = 16
 (https://github.com/NVIDIA/TransformerEngine, assert_dim_for_fp8_exec, and cuBLAS beneath it)."""
 
 
-def _ragged_in_fp8(o: Told) -> bool:
+def _ragged_in_fp8(o: RuleInput) -> bool:
     """Whether a process has a number of tokens of a sequence that FP8 can't take."""
     shares = o.where.context * (o.where.tensor if o.has("sequence_parallel") else 1)
     return o.number("seq_length") / shares % SIXTEENS != 0
 
 
-def _narrow_in_fp8(o: Told) -> bool:
+def _narrow_in_fp8(o: RuleInput) -> bool:
     """Whether a linear layer is so wide on each process that FP8 can't take it."""
     hidden, heads = o.number("hidden_size"), o.number("num_attention_heads")
     if not hidden or not heads:
@@ -170,23 +170,23 @@ def _narrow_in_fp8(o: Told) -> bool:
     return any(size % SIXTEENS for size in (hidden, *(each / o.where.tensor for each in divided)))
 
 
-def _warms(unit: str) -> Rule:
+def _warms(unit: str) -> OptionRule:
     """The warm-up ends before the decay does."""
 
-    def broken(o: Told) -> bool:
+    def broken(o: RuleInput) -> bool:
         decay = o.number(f"lr_decay_{unit}") or o.number(f"train_{unit}")
         return 0 < decay <= o.number(f"lr_warmup_{unit}") and not o.has("skip_train")
 
     mend = f"Set it below training.lr_decay_{unit}, which is training.train_{unit} unless given."
-    return Rule(f"lr_warmup_{unit}", broken, "the warm-up is as long as the decay", mend)
+    return OptionRule(f"lr_warmup_{unit}", broken, "the warm-up is as long as the decay", mend)
 
 
-def _recomputes(o: Told, how: str) -> bool:
+def _recomputes(o: RuleInput, how: str) -> bool:
     chosen = o.text("recompute_granularity")
     return how == ("selective" if o.has("recompute_activations") else chosen)
 
 
-def _grows(o: Told) -> bool:
+def _grows(o: RuleInput) -> bool:
     """Whether the weight decay does."""
     return o.text("weight_decay_incr_style", "constant") != "constant"
 
@@ -195,10 +195,10 @@ def _grows(o: Told) -> bool:
 # fmt: off
 RULES = (
     # The CPU: Transformer Engine's layers, and Apex's normalisation, are of GPUs alone.
-    Rule("transformer_impl", lambda o: o.cpu and o.text("transformer_impl") != "local",
+    OptionRule("transformer_impl", lambda o: o.cpu and o.text("transformer_impl") != "local",
          "without a GPU there is no Transformer Engine, whose layers Megatron takes",
          "Set model.transformer_impl to local.", lacking=True),
-    Rule("no_persist_layer_norm", lambda o: (
+    OptionRule("no_persist_layer_norm", lambda o: (
              o.cpu and not o.has("no_persist_layer_norm")
              and o.text("normalization", "LayerNorm") == "LayerNorm"),
          "without a GPU there is no Apex, whose layer norm Megatron takes",
@@ -207,15 +207,15 @@ RULES = (
     # Pipelines.
     _splits(VIRTUAL[0], lambda o: True, "virtual stages need a pipeline"),
     *(_splits(option, _is_split, "one virtual stage is none") for option in VIRTUAL),
-    Rule("no_overlap_p2p_communication", lambda o: _interleaves(o) and o.where.pipeline == 2,
+    OptionRule("no_overlap_p2p_communication", lambda o: _interleaves(o) and o.where.pipeline == 2,
          "virtual stages of a pipeline of 2 send and receive at once",
          "Leave it out, or set parallel.pipeline_model_parallel_size to 3 or more."),
-    Rule("global_batch_size", lambda o: _interleaves(o) and _ragged(o),
+    OptionRule("global_batch_size", lambda o: _interleaves(o) and _ragged(o),
          "its micro-batches on each replica aren't divisible by the pipeline, which virtual stages "
          "need",
          "Set it to a multiple of micro-batch × replicas × pipeline, or leave "
          f"{key_of(VIRTUAL[0])} out.", lacking=True),
-    Rule(UNEVEN[0], _uneven,
+    OptionRule(UNEVEN[0], _uneven,
          "the layers left aren't divisible by the stages between the first and the last",
          "Set megatron_args.decoder_first_pipeline_num_layers and _last_ so that they are.",
          "uneven stages are checked", lacking=True),
@@ -225,7 +225,7 @@ RULES = (
           fact="parameters are gathered for the distributed optimizer alone"),
     needs("overlap_param_gather", "use_distributed_optimizer", "use_megatron_fsdp",
           fact="parameters are gathered for FSDP too"),
-    Rule("overlap_param_gather", lambda o: (
+    OptionRule("overlap_param_gather", lambda o: (
              not o.has("use_distributed_optimizer", "use_megatron_fsdp")
              and not o.text("optimizer").startswith("dist_")),
          "needs parallel.use_distributed_optimizer",
@@ -235,44 +235,44 @@ RULES = (
     needs("overlap_param_gather_with_optimizer_step", "use_distributed_optimizer"),
     needs("overlap_param_gather_with_optimizer_step", "overlap_param_gather"),
     needs("overlap_param_gather_with_optimizer_step", *VIRTUAL),
-    Rule("overlap_param_gather_with_optimizer_step",
+    OptionRule("overlap_param_gather_with_optimizer_step",
          lambda o: o.text("ckpt_format", "torch_dist") != "torch",
          "can't save distributed checkpoints",
          "Set megatron_args.ckpt_format: torch, or leave it out."),
 
     # Experts.
-    Rule(EP, lambda o: o.number(EP) > 1 and not o.number("num_experts"),
+    OptionRule(EP, lambda o: o.number(EP) > 1 and not o.number("num_experts"),
          "expert parallelism needs experts",
          "Set megatron_args.num_experts, or leave it out."),
-    Rule(EP, lambda o: o.number(EP) > 1 and o.number("num_experts") % o.number(EP) != 0,
+    OptionRule(EP, lambda o: o.number(EP) > 1 and o.number("num_experts") % o.number(EP) != 0,
          "the experts aren't divisible by it",
          "Set it to a divisor of megatron_args.num_experts."),
-    Rule(EP, lambda o: o.number(EP) > 1 and o.has("fp16"),
+    OptionRule(EP, lambda o: o.number(EP) > 1 and o.has("fp16"),
          "expert parallelism isn't for fp16",
          "Set training.bf16: true in place of training.fp16.", "experts go without fp16"),
-    Rule(EP, lambda o: _unreplicated(o) and not _apart(o),
+    OptionRule(EP, lambda o: _unreplicated(o) and not _apart(o),
          "the replicas aren't divisible by it",
          "Set it to a divisor of the data-parallel size.", "experts divide the replicas"),
-    Rule(EP, lambda o: _unreplicated(o) and _apart(o),
+    OptionRule(EP, lambda o: _unreplicated(o) and _apart(o),
          "the replicas aren't divisible by it, and the processes aren't divisible by expert × "
          "tensor × pipeline parallelism",
          "Set it to a divisor of the data-parallel size."),
-    Rule(EP, lambda o: _apart(o) and not _unreplicated(o),
+    OptionRule(EP, lambda o: _apart(o) and not _unreplicated(o),
          "the processes aren't divisible by expert × tensor × pipeline parallelism",
          "Set it to a smaller one, or megatron_args.expert_tensor_parallel_size: 1.",
          "experts divide the processes", lacking=True),
-    Rule(EP, lambda o: (
+    OptionRule(EP, lambda o: (
              o.number(EP) > 1 and o.where.tensor > 1 and not o.has("sequence_parallel")),
          "with tensor parallelism it needs parallel.sequence_parallel",
          "Set parallel.sequence_parallel: true."),
     needs("moe_ffn_hidden_size", "num_experts", fact="an expert's size needs experts"),
     needs("moe_pad_expert_input_to_capacity", "moe_expert_capacity_factor"),
-    Rule("moe_expert_capacity_factor",
+    OptionRule("moe_expert_capacity_factor",
          lambda o: o.text("moe_token_dispatcher_type", "allgather") == "allgather",
          "is for the alltoall dispatcher",
          "Set megatron_args.moe_token_dispatcher_type: alltoall, or leave it out.",
          "capacity is for alltoall"),
-    Rule("moe_router_topk", lambda o: (
+    OptionRule("moe_router_topk", lambda o: (
              o.number("moe_router_topk") == 1 and not o.has("moe_router_pre_softmax")
              and o.text("moe_router_score_function", "softmax") == "softmax"
              and o.text("moe_router_load_balancing_type") != "sinkhorn"),
@@ -282,49 +282,49 @@ RULES = (
 
     # Learning rate and weight decay.
     *(_warms(unit) for unit in ("iters", "samples")),
-    Rule("lr_warmup_fraction",
+    OptionRule("lr_warmup_fraction",
          lambda o: o.number("lr_warmup_fraction") >= 1 and not o.has("skip_train"),
          "the warm-up is as long as the decay", "Set it below 1."),
-    Rule("lr_decay_style", lambda o: (
+    OptionRule("lr_decay_style", lambda o: (
              o.text("lr_decay_style") == "WSD"
              and not o.has("lr_wsd_decay_iters", "lr_wsd_decay_samples")),
          "WSD needs megatron_args.lr_wsd_decay_iters (or _samples), the length of its decay",
          "Set that, or another style."),
-    Rule("start_weight_decay",
+    OptionRule("start_weight_decay",
          lambda o: o.has("start_weight_decay", "end_weight_decay") and not _grows(o),
          "a weight decay that grows needs megatron_args.weight_decay_incr_style",
          "Set it to linear or cosine, or training.weight_decay in place of start and end.",
          lacking=True),
-    Rule("weight_decay_incr_style", lambda o: (
+    OptionRule("weight_decay_incr_style", lambda o: (
              _grows(o) and not (o.has("start_weight_decay") and o.has("end_weight_decay"))),
          "needs megatron_args.start_weight_decay and end_weight_decay",
          "Set both, or leave it out."),
     excludes("override_opt_param_scheduler", "use_checkpoint_opt_param_scheduler"),
     excludes("rampup_batch_size", "train_iters", "the batch grows"),
-    Rule("rampup_batch_size",
+    OptionRule("rampup_batch_size",
          lambda o: o.number("rampup_batch_size") >= o.number("global_batch_size", inf),
          "begins at the global batch or above",
          "Set its first number to less than training.global_batch_size, or leave it out.",
          "the batch grows"),
 
     # Recomputing.
-    Rule("distribute_saved_activations", lambda o: o.where.tensor == 1,
+    OptionRule("distribute_saved_activations", lambda o: o.where.tensor == 1,
          "saved activations are distributed over tensor parallelism, and there is none",
          "Leave it out, or set parallel.tensor_model_parallel_size to 2 or more."),
-    Rule("distribute_saved_activations", lambda o: not _recomputes(o, "full"),
+    OptionRule("distribute_saved_activations", lambda o: not _recomputes(o, "full"),
          "needs megatron_args.recompute_granularity: full",
          "Set that, or leave it out."),
     excludes("distribute_saved_activations", "sequence_parallel"),
-    Rule("recompute_method", lambda o: _recomputes(o, "selective"),
+    OptionRule("recompute_method", lambda o: _recomputes(o, "selective"),
          "is for recompute_granularity: full", "Leave it out."),
-    Rule("recompute_num_layers", lambda o: _recomputes(o, "selective"),
+    OptionRule("recompute_num_layers", lambda o: _recomputes(o, "selective"),
          "is for recompute_granularity: full", "Leave it out."),
-    Rule("recompute_granularity", lambda o: (
+    OptionRule("recompute_granularity", lambda o: (
              _recomputes(o, "full")
              and not (o.has("recompute_method") and o.has("recompute_num_layers"))),
          "full needs megatron_args.recompute_method and recompute_num_layers",
          "Set recompute_method: uniform and recompute_num_layers: 1."),
-    Rule("use_tp_pp_dp_mapping", lambda o: o.number(EP) > 1 or o.where.context > 1,
+    OptionRule("use_tp_pp_dp_mapping", lambda o: o.number(EP) > 1 or o.where.context > 1,
          "goes with neither context nor expert parallelism", "Leave it out.",
          "TP-PP-DP order goes with neither CP nor EP"),
 
@@ -332,36 +332,36 @@ RULES = (
     needs("fp16_lm_cross_entropy", "fp16"),
     needs("fp32_residual_connection", "bf16", "fp16"),
     needs("tp_comm_overlap", "sequence_parallel"),
-    Rule("tp_comm_overlap", lambda o: o.where.tensor == 1,
+    OptionRule("tp_comm_overlap", lambda o: o.where.tensor == 1,
          "overlaps tensor parallelism, and there is none",
          "Leave it out, or set parallel.tensor_model_parallel_size to 2 or more.",
          "overlapped TP needs TP"),
-    Rule("fp8_format", _ragged_in_fp8,
+    OptionRule("fp8_format", _ragged_in_fp8,
          f"each process's tokens of a sequence aren't a multiple of {SIXTEENS}, which FP8 needs",
          f"Set model.seq_length to a multiple of {SIXTEENS} × context parallelism, and × tensor "
          "with parallel.sequence_parallel."),
-    Rule("fp8_format", _narrow_in_fp8,
+    OptionRule("fp8_format", _narrow_in_fp8,
          f"a layer's width on each process isn't a multiple of {SIXTEENS}, which FP8 needs",
          "Let the hidden size, and heads, groups and MLP over tensor parallelism, be one of "
          f"{SIXTEENS}."),
-    Rule("moe_grouped_gemm", lambda o: not o.has("bf16"),
+    OptionRule("moe_grouped_gemm", lambda o: not o.has("bf16"),
          "is for bf16", "Set training.bf16: true, or leave it out.",
          "grouped products are for bf16"),
-    Rule("squared_relu",
+    OptionRule("squared_relu",
          lambda o: not o.has("no_bias_gelu_fusion", "disable_bias_linear", "swiglu"),
          "can't be fused with the bias", "Set megatron_args.no_bias_gelu_fusion: true."),
     excludes("squared_relu", "swiglu"),
     excludes("use_flash_attn", "deterministic_mode"),
     excludes("cross_entropy_loss_fusion", "deterministic_mode"),
-    Rule("deterministic_mode", lambda o: "NCCL_ALGO" not in o.env,
+    OptionRule("deterministic_mode", lambda o: "NCCL_ALGO" not in o.env,
          "needs the variable NCCL_ALGO", "Set env: {NCCL_ALGO: Ring}.",
          "deterministic mode needs NCCL_ALGO"),
-    Rule("no_position_embedding", lambda o: (
+    OptionRule("no_position_embedding", lambda o: (
              not o.has("use_rotary_position_embeddings")
              and o.text("position_embedding_type") != "rope"),
          "goes with rotary positions alone",
          "Set model.position_embedding_type: none in its place."),
-    Rule("rotary_interleaved", lambda o: not o.has("no_rope_fusion"),
+    OptionRule("rotary_interleaved", lambda o: not o.has("no_rope_fusion"),
          "doesn't go with the fused kernel of rotary positions",
          "Set megatron_args.no_rope_fusion: true.", "interleaved RoPE goes without its kernel"),
 
@@ -370,7 +370,7 @@ RULES = (
          "GPT2BPETokenizer, which is taken unless data.tokenizer_type is given, needs a vocabulary",
          "Set data.tokenizer_type: NullTokenizer for tokens that are made, or data.vocab_file and "
          "data.merge_file.", "vocabulary files are needed"),
-    Rule("merge_file", lambda o: (
+    OptionRule("merge_file", lambda o: (
              o.text("tokenizer_type") == "GPT2BPETokenizer"
              and o.has("vocab_file") and not o.has("merge_file")),
          "GPT2BPETokenizer needs its merges beside data.vocab_file",
@@ -387,10 +387,10 @@ RULES = (
 """What Megatron ends at."""
 
 IGNORED = (
-    Rule("sequence_parallel", lambda o: o.where.tensor == 1,
+    OptionRule("sequence_parallel", lambda o: o.where.tensor == 1,
          "sequence parallelism is turned off, as there is no tensor parallelism",
          "Set parallel.tensor_model_parallel_size to 2 or more, or leave it out."),
-    Rule("rampup_batch_size", lambda o: True,
+    OptionRule("rampup_batch_size", lambda o: True,
          "this Megatron ignores it: every step takes the whole global batch",
          "Leave it out, or take an image with Megatron 0.17 or older.",
          "a growing batch is ignored"),
@@ -400,7 +400,7 @@ IGNORED = (
 
 
 def broken(
-    rules: tuple[Rule, ...], told: Told, release: str | None, place: Callable[[str], str]
+    rules: tuple[OptionRule, ...], told: RuleInput, release: str | None, place: Callable[[str], str]
 ) -> Iterator[tuple[str, str]]:
     """What is wrong by the rules of `release`, with the mend; `place` tells where it stands."""
     if told.has(*ELSEWHERE):

@@ -9,7 +9,7 @@ from math import isfinite
 from statistics import median
 from typing import NamedTuple
 
-from launcher.runs.records.metrics import Step
+from launcher.runs.records.metrics import TrainingStep
 
 NAN, SPIKE, FLAT = "nan", "spike", "flat"
 
@@ -75,7 +75,7 @@ class Detector:
         if isinstance(value, (int, float)) and isfinite(value):
             self.known[field].append(value)
 
-    def judge(self, step: Step) -> list[Alarm]:
+    def judge(self, step: TrainingStep) -> list[Alarm]:
         """What is wrong from this step on."""
         found = {NAN: self._not_finite(step), SPIKE: self._spike(step)}
         for measure in MEASURES:
@@ -86,7 +86,7 @@ class Detector:
         self.told = set(wrong)
         return new
 
-    def _not_finite(self, step: Step) -> str:
+    def _not_finite(self, step: TrainingStep) -> str:
         """Megatron's line has no loss where that was NaN and the step was taken all the same."""
         if step.nan:
             return f"the loss was no number in {step.nan} iterations"
@@ -99,7 +99,7 @@ class Detector:
         gone = step.loss is None and step.skipped == 0 and self.known["loss"]
         return "the log tells no loss, though steps were taken" if gone else ""
 
-    def _spike(self, step: Step) -> str:
+    def _spike(self, step: TrainingStep) -> str:
         for measure in MEASURES:
             value, known = getattr(step, measure.field), [*self.known[measure.field]]
             if value is None or not isfinite(value) or len(known) < FEWEST:

@@ -10,11 +10,11 @@ from datetime import datetime, timezone
 from enum import Enum
 from functools import cached_property
 
-from launcher.agent.checkpoints.folders import Checkpoint
+from launcher.agent.checkpoints.folders import CheckpointFolder
 from launcher.agent.words import STOPPED
-from launcher.runs.plan.job import KILLED, Cause, Ended
+from launcher.runs.plan.job import KILLED, EndCause, ExitStatus
 from launcher.runs.records import record
-from launcher.runs.records.failures import Explained, explain
+from launcher.runs.records.failures import Explanation, explain
 
 ENGINE_FAILED = 125
 NEVER_BETTER = (2, 121)
@@ -56,7 +56,7 @@ class Ending:
     `stalled` is what the watchdog ended it for, `guarded` what the guard did, "" where they didn't.
     """
 
-    ended: Ended
+    ended: ExitStatus
     asked: bool
     tail: str
     stalled: str = ""
@@ -70,7 +70,7 @@ class Ending:
             return Outcome.FINISHED
         if self._put_down:
             return Outcome.FAILED
-        if self.ended.cause is Cause.ENGINE and not self.asked:
+        if self.ended.cause is EndCause.ENGINE and not self.asked:
             return Outcome.FAILED  # an engine that ends asks its containers to stop
         return Outcome.STOPPED if self._stopped else Outcome.FAILED
 
@@ -101,14 +101,14 @@ class Ending:
     @property
     def may_restart(self) -> bool:
         """Whether starting it again could help; one that somebody removed stays away."""
-        if self.guarded or self.ended.code in NEVER_BETTER or self.ended.cause is Cause.REMOVED:
+        if self.guarded or self.ended.code in NEVER_BETTER or self.ended.cause is EndCause.REMOVED:
             return False
         return self.outcome is Outcome.FAILED
 
     @property
     def itself(self) -> bool:
         """Whether it ended by itself, and nothing but its log may tell why."""
-        return self.ended.cause is Cause.ITSELF and not (self.ended.why or self._put_down)
+        return self.ended.cause is EndCause.ITSELF and not (self.ended.why or self._put_down)
 
     @property
     def _forced(self) -> bool:
@@ -116,7 +116,7 @@ class Ending:
         return self.asked and self.ended.code == KILLED
 
     @cached_property
-    def explained(self) -> Explained:
+    def explained(self) -> Explanation:
         """What its last output tells of a failure."""
         return explain([self.tail.encode(errors="replace")], self.ended.cause)
 
@@ -132,12 +132,12 @@ class Ending:
             return self.stalled or self.guarded
         if self.ended.why and not self._forced:
             return self.ended.why
-        if self.ended.cause is Cause.REMOVED:
+        if self.ended.cause is EndCause.REMOVED:
             return "it was removed from outside"
-        if self.ended.cause is Cause.ENGINE:
+        if self.ended.cause is EndCause.ENGINE:
             return "the engine was restarted under it"
         said = RANK_LINE.search(self.tail)
-        if self.ended.cause is Cause.MEMORY and not (said and OUT_OF_MEMORY in said[1]):
+        if self.ended.cause is EndCause.MEMORY and not (said and OUT_OF_MEMORY in said[1]):
             return "out of memory (the container's limit, resources.memory)"
         if self.outcome is Outcome.FINISHED:
             return ""
@@ -151,7 +151,7 @@ class Ending:
         return ""
 
 
-def describe(ending: Ending, run: str, saved: Checkpoint | None, folder: str) -> list[str]:
+def describe(ending: Ending, run: str, saved: CheckpointFolder | None, folder: str) -> list[str]:
     """What to tell of the end, line by line; nothing of a run that finished.
 
     `saved` is its newest complete checkpoint, and `folder` where it saves any, or "". The exit
@@ -182,7 +182,7 @@ def describe(ending: Ending, run: str, saved: Checkpoint | None, folder: str) ->
 
 
 def keep(
-    run: str, attempt: int, ending: Ending, signals: Sequence[str], saved: Checkpoint | None
+    run: str, attempt: int, ending: Ending, signals: Sequence[str], saved: CheckpointFolder | None
 ) -> None:
     """Note how an attempt ended; `signals` are those that this launcher was sent, by name.
 
@@ -211,7 +211,7 @@ def keep(
 def _by(ending: Ending, signals: Sequence[str]) -> str:
     """Who ended it: the launcher on a signal, another launcher, the engine, …, the run itself."""
     cause = ending.ended.cause
-    if cause is not Cause.ITSELF:
+    if cause is not EndCause.ITSELF:
         return str(cause.value)
     if signals:
         return f"the launcher, on {', '.join(signals)}"

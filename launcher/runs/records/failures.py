@@ -18,7 +18,7 @@ from typing import Any
 import yaml
 
 from launcher.base.yamlfile import Loader
-from launcher.runs.plan.job import Cause
+from launcher.runs.plan.job import EndCause
 
 TABLE = Path(__file__).with_name("failures.yaml")
 LONGEST_QUOTE = 160
@@ -75,7 +75,7 @@ class Failure:
 
 
 @dataclass(frozen=True)
-class Said:
+class LogLine:
     """A line of a log: its number from 1, its text, and the rank, node and time that it names."""
 
     line: int
@@ -96,7 +96,7 @@ class Sign:
     """A known failure that a log shows, and the line that does; None where the end tells it."""
 
     failure: Failure
-    said: Said | None = None
+    said: LogLine | None = None
 
     @property
     def lines(self) -> list[str]:
@@ -118,7 +118,7 @@ def _patterns() -> tuple[re.Pattern[str], ...]:
 
 
 @dataclass(frozen=True)
-class Explained:
+class Explanation:
     """What a log says of a failure.
 
     `signs` are the known ones, the first cause first and those that follow from others last;
@@ -126,7 +126,7 @@ class Explained:
     """
 
     signs: list[Sign]
-    suspects: list[Said]
+    suspects: list[LogLine]
 
     @property
     def lines(self) -> list[str]:
@@ -163,17 +163,17 @@ class Explained:
         return {"causes": told[:1], "follows": told[1:], "suspects": suspects}
 
 
-def _dict(said: Said | None) -> dict[str, Any] | None:
+def _dict(said: LogLine | None) -> dict[str, Any] | None:
     return asdict(said) if said else None
 
 
-def explain(log: Iterable[bytes], cause: Cause = Cause.ITSELF) -> Explained:
+def explain(log: Iterable[bytes], cause: EndCause = EndCause.ITSELF) -> Explanation:
     """Read a log, in pieces of any size, for what went wrong; `cause` is who ended the run.
 
     Memory is bounded, whatever the log's length; a GB of 64 ranks' lines takes some seconds.
     """
     signs = {known.name: Sign(known) for known in table() if known.cause == cause.value}
-    raised, loud = list[Said](), list[Said]()
+    raised, loud = list[LogLine](), list[LogLine]()
     seen, told, before, first = set[bytes](), set[bytes](), list[tuple[int, str]](), 1
     for piece in _pieces(log):
         kinds = piece.translate(None, DIGITS).split(b"\n")
@@ -193,7 +193,7 @@ def explain(log: Iterable[bytes], cause: Cause = Cause.ITSELF) -> Explained:
         signs.values(), key=lambda sign: (sign.failure.follows, sign.said.line if sign.said else 0)
     )
     suspects = (raised + loud)[:SUSPECTS]
-    return Explained(order, sorted(suspects, key=lambda said: said.line))
+    return Explanation(order, sorted(suspects, key=lambda said: said.line))
 
 
 def _pieces(log: Iterable[bytes]) -> Iterator[bytes]:
@@ -240,7 +240,7 @@ def _look(kept: list[tuple[int, str]], signs: dict[str, Sign]) -> None:
             signs[known.name] = Sign(known, _said(*kept[bisect_right(starts, match.end() - 1) - 1]))
 
 
-def _said(number: int, line: str) -> Said:
+def _said(number: int, line: str) -> LogLine:
     """A line as far as it fits on one of the launcher's, and what it says of itself."""
     rank, node = (
         next(filter(None, match.groups()), "") if (match := known.search(line)) else ""
@@ -248,7 +248,7 @@ def _said(number: int, line: str) -> Said:
     )
     time = match[0] if (match := TIME.search(line)) else ""
     text = line.strip()
-    return Said(
+    return LogLine(
         number,
         text if len(text) <= LONGEST_QUOTE else f"{text[:LONGEST_QUOTE]}…",
         rank,

@@ -19,7 +19,7 @@ def _logged(name: str) -> Any:
 
 
 @dataclass(frozen=True)
-class Step:
+class TrainingStep:
     """A line of training: means since the line before, but for what is counted.
 
     A loss that isn't in the line is None: Megatron leaves it out where no iteration advanced, or
@@ -65,7 +65,7 @@ class Validation:
 
 
 @dataclass(frozen=True)
-class Memory:
+class MemoryUse:
     """A rank's GPU memory as torch's allocator counts it, in MiB, which Megatron calls MB."""
 
     rank: int
@@ -77,21 +77,25 @@ class Memory:
     device_mib: float | None = _logged("total device memory used")
 
 
-Found = Step | Validation | Memory
+Found = TrainingStep | Validation | MemoryUse
 
 ALARM, REWIND = "alarm", "rewind"
 """Kinds of metrics.jsonl that the guard of a run adds."""
 
-KINDS = {Step: "step", Validation: "validation", Memory: "memory"}
+KINDS = {TrainingStep: "step", Validation: "validation", MemoryUse: "memory"}
 
 
-def _names(kind: type[Step | Memory], begins: str) -> dict[str, str]:
+def _names(kind: type[TrainingStep | MemoryUse], begins: str) -> dict[str, str]:
     """The fields by the log's names, of those whose type begins so."""
     logged = (one for one in fields(kind) if "name" in one.metadata)
     return {one.metadata["name"]: one.name for one in logged if str(one.type).startswith(begins)}
 
 
-STEP, COUNTS, MEMORY = _names(Step, "float"), _names(Step, "int"), _names(Memory, "float")
+STEP, COUNTS, MEMORY = (
+    _names(TrainingStep, "float"),
+    _names(TrainingStep, "int"),
+    _names(MemoryUse, "float"),
+)
 
 _START = re.compile(
     r"iteration +(?P<step>[0-9]{1,18})/ *(?P<of>[0-9]{1,18}) \|"
@@ -151,7 +155,9 @@ def _fields(text: str) -> list[tuple[str, str]]:
     return [(name.strip(), value.strip()) for name, _, value in pairs]
 
 
-def _step(start: re.Match[str], time: str | None, said: list[tuple[str, str]]) -> Step | None:
+def _step(
+    start: re.Match[str], time: str | None, said: list[tuple[str, str]]
+) -> TrainingStep | None:
     values: dict[str, Any] = {}
     losses: dict[str, float] = {}
     for name, value in said:
@@ -163,7 +169,7 @@ def _step(start: re.Match[str], time: str | None, said: list[tuple[str, str]]) -
             losses[name] = float(value)
     if values.get("ms_per_step") is None:
         return None
-    return Step(int(start["step"]), int(start["of"]), time=time, losses=losses, **values)
+    return TrainingStep(int(start["step"]), int(start["of"]), time=time, losses=losses, **values)
 
 
 def _validation(start: re.Match[str], said: list[tuple[str, str]]) -> Validation | None:
@@ -184,7 +190,7 @@ def _validation(start: re.Match[str], said: list[tuple[str, str]]) -> Validation
     )
 
 
-def _memory(start: re.Match[str], text: str) -> Memory | None:
+def _memory(start: re.Match[str], text: str) -> MemoryUse | None:
     """Nothing ends a memory line's last number but the line, or what was written after it."""
     values: dict[str, float | None] = {}
     for part in text.split("|"):
@@ -195,7 +201,7 @@ def _memory(start: re.Match[str], text: str) -> Memory | None:
     if not values:
         return None
     iteration = _ITERATION.search(start["when"])
-    return Memory(int(start["rank"]), int(iteration[1]) if iteration else None, **values)
+    return MemoryUse(int(start["rank"]), int(iteration[1]) if iteration else None, **values)
 
 
 def _number(text: str) -> float | None:

@@ -11,9 +11,9 @@ from typing import Any
 from launcher.base.errors import UsageError
 from launcher.base.install import install
 from launcher.runs.records import record
-from launcher.runs.records.metrics import ALARM, KINDS, REWIND, Step, Validation
+from launcher.runs.records.metrics import ALARM, KINDS, REWIND, TrainingStep, Validation
 
-STEP, VALIDATION = KINDS[Step], KINDS[Validation]
+STEP, VALIDATION = KINDS[TrainingStep], KINDS[Validation]
 
 Points = list[tuple[int, float]]
 """Iterations and values, by iteration."""

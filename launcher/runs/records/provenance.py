@@ -26,7 +26,7 @@ from launcher.runs.runfile.secrets import (
     is_secret_option,
     redacted,
 )
-from launcher.runs.runfile.source import Asked
+from launcher.runs.runfile.source import RunRequest
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -43,7 +43,7 @@ HASHED = 16 << 20
 
 
 def facts_of(
-    plan: Plan, asked: Asked, chosen: Backend, machine: DataclassInstance | None
+    plan: Plan, asked: RunRequest, chosen: Backend, machine: DataclassInstance | None
 ) -> dict[str, Any]:
     """The facts of a run that is about to start; `machine` as preflight saw it, None unseen.
 
@@ -97,7 +97,7 @@ def _host() -> dict[str, Any]:
     }
 
 
-def _revision(asked: Asked) -> str | None:
+def _revision(asked: RunRequest) -> str | None:
     if not asked.config.source:
         return None
     from launcher.images.sources.source import revision

@@ -28,7 +28,7 @@ from launcher.runs.runfile.secrets import (
     is_secret_option,
     redacted,
 )
-from launcher.runs.runfile.source import Asked, Origin
+from launcher.runs.runfile.source import Origin, RunRequest
 
 FILE, FACTS, PLAN, BUILD = "run.json", "facts.json", "plan.json", "build.json"
 METRICS, ENDINGS, LOG = "metrics.jsonl", "endings.jsonl", "log"
@@ -62,7 +62,7 @@ class Record:
     hidden: tuple[str, ...] = ()
     payload: str = ""
 
-    def asked(self) -> Asked:
+    def asked(self) -> RunRequest:
         """What was asked for, to be assembled into a plan again.
 
         Raises UsageError for a record of another launcher, whose keys this one doesn't know.
@@ -75,10 +75,10 @@ class Record:
                 "Take the launcher that started it.",
             ) from error
         origin = Origin(f"run {self.run} ({self.file})", {}, {})
-        return Asked(config, origin, self.cwd, tuple(self.rest), payload=self.payload)
+        return RunRequest(config, origin, self.cwd, tuple(self.rest), payload=self.payload)
 
 
-def record_of(plan: Plan, asked: Asked, backend: str) -> Record:
+def record_of(plan: Plan, asked: RunRequest, backend: str) -> Record:
     """The record of a run that is about to start."""
     config, hidden = without_secrets(asked.config, exclude_unset=True)
     rest, option = redacted(asked.rest), ""

@@ -13,7 +13,7 @@ from os.path import isdir, join, lexists, normpath
 from typing import TYPE_CHECKING, Any
 
 from launcher.base.settings import expanded
-from launcher.runs.plan.program import Kind, program
+from launcher.runs.plan.program import ProgramKind, program
 from launcher.runs.runfile.config import RunConfig
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def as_task(config: RunConfig, number: int, cwd: str) -> RunConfig:
     found: dict[str, Any] = {"slurm": config.slurm.model_copy(update={"array": None})}
     found["env"] = {**config.env, "SLURM_ARRAY_TASK_ID": str(number)}
     seed = config.training.seed
-    if program(config.program).kind is not Kind.SCRIPT or seed is not None:
+    if program(config.program).kind is not ProgramKind.SCRIPT or seed is not None:
         own = (SEED if seed is None else seed) + number
         found["training"] = config.training.model_copy(update={"seed": own})
     return config.model_copy(update=found)

@@ -13,7 +13,7 @@ from launcher.runs.plan import layout
 from launcher.runs.plan.arguments import plain
 from launcher.runs.plan.layout import Layout
 from launcher.runs.plan.model import PADDING
-from launcher.runs.plan.program import SKIP, Kind, program
+from launcher.runs.plan.program import SKIP, ProgramKind, program
 from launcher.runs.runfile.config import RunConfig
 from launcher.trainer.gpt.arguments import padded_vocabulary
 
@@ -33,7 +33,7 @@ OVERRIDE = "override_opt_param_scheduler"
 
 
 @dataclass(frozen=True)
-class Resumed:
+class Resumption:
     """The configuration to go on with, and what is worth telling of how it differs."""
 
     config: RunConfig
@@ -63,7 +63,7 @@ def skipping(config: RunConfig, passed: Collection[int]) -> RunConfig:
     """
     if not passed:
         return config
-    upstream = program(config.program).kind is Kind.UPSTREAM
+    upstream = program(config.program).kind is ProgramKind.UPSTREAM
     wanted = {*passed, *(number - 1 for number in passed if upstream)}
     known = {name: value for name, value in config.megatron_args.items() if plain(name) == SKIPPED}
     for value in known.values():
@@ -71,14 +71,14 @@ def skipping(config: RunConfig, passed: Collection[int]) -> RunConfig:
     return _with(config, megatron_args={**dict.fromkeys(known), SKIPPED: sorted(wanted)})
 
 
-def upstreams(config: RunConfig, was: RunConfig) -> Resumed:
+def upstreams(config: RunConfig, was: RunConfig) -> Resumption:
     """`config` so that upstream's programs load what they saved with `was`, in what has changed.
 
     They refuse another schedule, and end with 0 where random states are another layout's. Our own
     program takes the run file's schedule, and leaves those states out.
     """
-    if program(config.program).kind is not Kind.UPSTREAM:
-        return Resumed(config, ())
+    if program(config.program).kind is not ProgramKind.UPSTREAM:
+        return Resumption(config, ())
     notes, sections = list[str](), dict[str, dict[str, Any]]()
     if _model_parallel(config) != _model_parallel(was):
         sections["checkpoint"] = {"no_load_rng": True}
@@ -90,7 +90,7 @@ def upstreams(config: RunConfig, was: RunConfig) -> Resumed:
     }:
         sections["megatron_args"] = {OVERRIDE: True}
         notes.append("the learning rate's schedule is the new one, not the checkpoint's")
-    return Resumed(_with(config, **sections), tuple(notes))
+    return Resumption(_with(config, **sections), tuple(notes))
 
 
 def _model_parallel(config: RunConfig) -> tuple[int, int]:
@@ -100,7 +100,7 @@ def _model_parallel(config: RunConfig) -> tuple[int, int]:
 
 def on_processes(
     config: RunConfig, before: int, after: int, was: RunConfig | None = None
-) -> Resumed:
+) -> Resumption:
     """`config`, whose run had `before` processes on each node, for `after` of them.
 
     `was` is the configuration it ran with, where keys were set since; sizes set so are kept. The
@@ -110,7 +110,7 @@ def on_processes(
     was = was or config
     old, asked = layout.layout(was, before), layout.layout(config, after)
     if old == asked:
-        return Resumed(config, ())
+        return Resumption(config, ())
     whole = config.training.global_batch_size or _global_batch(was, old)
     if replace(asked, world=old.world) == old:
         candidates = _layouts(old, config, asked.world)
@@ -120,7 +120,7 @@ def on_processes(
         found = _fitting(config, where, whole, after)
         found = found and _same_vocabulary(found, was, old.tensor, where.tensor)
         if found:
-            return Resumed(found, tuple(_notes(was, found, old, where)))
+            return Resumption(found, tuple(_notes(was, found, old, where)))
     raise UsageError(
         f"no layout fits {asked.world} processes: the global batch ({whole or 'not given'}), "
         f"{config.model.num_attention_heads} heads and {config.model.num_layers} layers stay",

@@ -15,7 +15,7 @@ from launcher.agent.traces import COSTS
 from launcher.base import owned
 from launcher.base.errors import UsageError
 from launcher.base.settings import settings
-from launcher.runs.plan.job import Cause, Ended, Job, goes_on
+from launcher.runs.plan.job import EndCause, ExitStatus, Job, goes_on
 from launcher.runs.plan.mounts import PROFILE
 from launcher.runs.records import owner, record, watch
 from launcher.runs.records.record import Record
@@ -84,23 +84,23 @@ def _last_ending(folder: str | Path) -> dict[str, Any] | None:
     return None if begun and os.path.exists(f"{folder}/{begun}") else ending
 
 
-def ended(run: str, attempt: int) -> Ended | None:
+def ended(run: str, attempt: int) -> ExitStatus | None:
     """How an attempt of a run ended, as a launcher noted that followed it; None where none did."""
     for told in record.read_lines(record.folder(run) / record.ENDINGS):
         with suppress(KeyError, TypeError, ValueError):
             if told["attempt"] == attempt:
-                return Ended(int(told["code"]), Cause(told["cause"]))
+                return ExitStatus(int(told["code"]), EndCause(told["cause"]))
     return None
 
 
-def cause(text: str) -> Cause:
+def cause(text: str) -> EndCause:
     """What ended a run, as its backend said: a run's id, its beginning or its name.
 
-    `Cause.ITSELF` where nothing is kept of it.
+    `EndCause.ITSELF` where nothing is kept of it.
     """
     with suppress(UsageError, KeyError, ValueError):
-        return Cause((_last_ending(record.folder(record.find(text).run)) or {})["cause"])
-    return Cause.ITSELF
+        return EndCause((_last_ending(record.folder(record.find(text).run)) or {})["cause"])
+    return EndCause.ITSELF
 
 
 def _last_step(folder: str) -> Mapping[str, Any]:

@@ -52,7 +52,7 @@ wasn't found, is left out, as are GPUs without a public one (H20). From NVIDIA's
 
 
 @dataclass(frozen=True)
-class Step:
+class StepWork:
     """What a step works on: `batch` sequences of a model, on `world` processes."""
 
     model: model.Shape
@@ -70,7 +70,7 @@ class Rates:
     mfu: float | None = None
 
 
-def step_of(plan: Mapping[str, Any], vocabulary: int | None = None) -> Step | None:
+def step_of(plan: Mapping[str, Any], vocabulary: int | None = None) -> StepWork | None:
     """The steps of a plan as it is kept; None where the model, or the batch, isn't known.
 
     `vocabulary` is the padded one, where the log told it.
@@ -81,7 +81,7 @@ def step_of(plan: Mapping[str, Any], vocabulary: int | None = None) -> Step | No
     if shape is None:
         return None
     try:
-        return Step(shape, _batch(options, world), world, _precision(options))
+        return StepWork(shape, _batch(options, world), world, _precision(options))
     except (KeyError, TypeError, ValueError, ZeroDivisionError):
         return None
 
@@ -101,7 +101,7 @@ def _precision(options: Mapping[str, Value]) -> str:
     return next((name for name in ("bf16", "fp16") if name in options), "fp32")
 
 
-def rates(step: Step, ms: float, gpu_name: str | None = None) -> Rates | None:
+def rates(step: StepWork, ms: float, gpu_name: str | None = None) -> Rates | None:
     """The rates of steps of `ms` milliseconds; mfu is None where the GPU's peak isn't known.
 
     None for a time that is no time. Where the batch grows in a run, give `step` the step's.

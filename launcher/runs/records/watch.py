@@ -13,7 +13,7 @@ from typing import Any
 from launcher.base import files
 from launcher.base.logfile import GAP, LogFile
 from launcher.runs.records import metrics, record, throughput
-from launcher.runs.records.metrics import Found, Step
+from launcher.runs.records.metrics import Found, TrainingStep
 from launcher.runs.records.record import APPEND, LOG, METRICS
 from launcher.runs.records.throughput import Rates
 
@@ -36,7 +36,7 @@ class Speed:
         if self.plan and (size := metrics.padded_vocabulary(line)):
             self.step = throughput.step_of(self.plan, size)
 
-    def rates_of(self, step: Step) -> Rates | None:
+    def rates_of(self, step: TrainingStep) -> Rates | None:
         """The rates of a step; None where the model isn't known."""
         if self.step is None:
             return None
@@ -51,7 +51,7 @@ def _gpu(facts: dict[str, Any] | None) -> str | None:
     return names.pop() if len(names) == 1 else None
 
 
-class Watch:
+class RecordWatch:
     """Keeps one attempt of a run in the folder of its record, from the attempt's first byte on.
 
     What was kept of the attempt before goes when that comes: an engine may have no log to give.
@@ -80,7 +80,7 @@ class Watch:
             with suppress(OSError):  # a run without a word has them, too
                 os.close(files.open_own(path, APPEND))
 
-    def __enter__(self) -> Watch:
+    def __enter__(self) -> RecordWatch:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -122,7 +122,9 @@ class Watch:
                 self._keep(found)
 
     def _keep(self, found: Found) -> None:
-        rates = self.speed.rates_of(found) if self.speed and isinstance(found, Step) else None
+        rates = (
+            self.speed.rates_of(found) if self.speed and isinstance(found, TrainingStep) else None
+        )
         self.seen(found, rates)
         kept = json.dumps(metrics.as_record(found, self.attempt, rates))
         self._write(self.metrics, f"{kept}\n".encode())

@@ -85,7 +85,7 @@ class Override:
 
 
 @dataclass(frozen=True)
-class Asked:
+class RunRequest:
     """What a user asks for: the configuration, where its values stand, and the arguments beside.
 
     Relative paths start in `cwd`. `payload` is the digest of an earlier run's payload that is to be
@@ -212,13 +212,17 @@ def find(name: str, folder: Path | None = None) -> tuple[str, Path]:
     A relative path starts in `folder`, which is the current one unless it is given.
     """
     path = (folder or Path()) / name
-    if path.is_file():
+    try:
+        is_file, is_folder = path.is_file(), path.is_dir()
+    except OSError:  # of a name that no file can have
+        is_file = is_folder = False
+    if is_file:
         return str(path) if folder else name, path
     presets = sorted(preset.name for preset in PRESETS.glob("*.yaml"))
     wanted = name if name.endswith(".yaml") else f"{name}.yaml"
     if wanted in presets:
         return f"{PRESET}{wanted}", PRESETS / wanted
-    if path.is_dir():
+    if is_folder:
         raise UsageError(f"{name} is a folder, not a run file")
     raise UsageError(f"no file and no preset {name!r}", nearest(wanted, presets))
 

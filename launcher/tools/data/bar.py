@@ -9,7 +9,7 @@ from dataclasses import asdict
 from typing import TextIO
 
 from launcher.base.screen import Progress, printable
-from launcher.tools.data.ledger import Done
+from launcher.tools.data.ledger import JobState
 
 WIDTH = 24
 """Columns of the bar."""
@@ -27,7 +27,7 @@ class Bar:
         self._progress = Progress(stream or sys.stderr)
         self._started = self._last = time.monotonic()
 
-    def __call__(self, done: Done) -> None:
+    def __call__(self, done: JobState) -> None:
         """Report, unless the last report was just now."""
         now = time.monotonic()
         if now - self._last < (SHOWN if self._progress.live else LOGGED):
@@ -45,7 +45,7 @@ class Bar:
         if kind is not None:
             self._progress.show("")
 
-    def end(self, done: Done, made: list[str]) -> None:
+    def end(self, done: JobState, made: list[str]) -> None:
         """Say what was made of what."""
         seconds = time.monotonic() - self._started
         for name in done.without:
@@ -56,7 +56,7 @@ class Bar:
             self._progress.note(_json(done, seconds, "done", files=made))
 
 
-def line(done: Done, seconds: float) -> str:
+def line(done: JobState, seconds: float) -> str:
     """A job's state in one line; no share and no remaining time where the size isn't known."""
     speed = f"{done.documents:,} documents {_speed(done, seconds)}"
     if not done.size:
@@ -68,7 +68,7 @@ def line(done: Done, seconds: float) -> str:
     return f"{filled:░<{WIDTH}} {share:4.0%}  {speed}{told}"
 
 
-def summary(done: Done, seconds: float, made: list[str]) -> str:
+def summary(done: JobState, seconds: float, made: list[str]) -> str:
     """What a job has done, in lines."""
     tokens = f", {done.tokens:,} tokens" if done.tokens else ""
     lines = [f"{done.documents:,} documents{tokens} in {seconds:.1f} s ({_speed(done, seconds)})"]
@@ -81,25 +81,25 @@ def summary(done: Done, seconds: float, made: list[str]) -> str:
     return "\n".join([*lines, *(f"  {name}" for name in made)])
 
 
-def _left(done: Done, seconds: float) -> int | None:
+def _left(done: JobState, seconds: float) -> int | None:
     """Seconds to the end at the speed so far; None where the size isn't known, or no speed."""
     if not (done.size and done.read):
         return None
     return round(seconds * max(done.size - done.read, 0) / done.read)
 
 
-def _rates(done: Done, seconds: float) -> tuple[float, float]:
+def _rates(done: JobState, seconds: float) -> tuple[float, float]:
     """Documents and MB in a second."""
     seconds = max(seconds, 1e-3)
     return done.documents / seconds, done.read / seconds / 1e6
 
 
-def _speed(done: Done, seconds: float) -> str:
+def _speed(done: JobState, seconds: float) -> str:
     documents, megabytes = _rates(done, seconds)
     return f"{documents:,.0f}/s  {megabytes:.1f} MB/s"
 
 
-def _json(done: Done, seconds: float, state: str, **more: object) -> str:
+def _json(done: JobState, seconds: float, state: str, **more: object) -> str:
     documents, megabytes = _rates(done, seconds)
     told = {
         "state": state,

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from launcher.base.errors import UsageError
 from launcher.runs.datasets import indexed
-from launcher.runs.datasets.indexed import HEADER, PIECE, Index, Output
+from launcher.runs.datasets.indexed import HEADER, PIECE, DatasetIndex, IndexedOutput
 from launcher.runs.datasets.output import publish, writing
 from launcher.tools.data.faults import DataError
 
@@ -26,14 +26,14 @@ SHARD = re.compile(r"\.(?P<part>\d+)-of-(?P<parts>\d+)_")
 """What the name of a shard's output has in it."""
 
 
-class Data:
+class IndexedData:
     """A data file whose index fits it: the index's columns, which stay on the disk.
 
     lengths: of each sequence, in tokens; offsets: where it begins in the .bin, in bytes
     starts: the sequence with which each document begins, and last the number of sequences
     """
 
-    def __init__(self, prefix: Path, index: Index) -> None:
+    def __init__(self, prefix: Path, index: DatasetIndex) -> None:
         self.prefix, self.kind, self.tokens = prefix, KINDS[index.code], index.tokens
         self.sequences, self.documents = index.sequences, index.documents
         self.lengths = self._column("<i4", HEADER, self.sequences)
@@ -81,7 +81,7 @@ def _steps(pieces: Iterator[NDArray[Any]]) -> Iterator[NDArray[Any]]:
         last = piece[-1:]
 
 
-def open_data(prefix: Path) -> Data:
+def open_data(prefix: Path) -> IndexedData:
     """Read the index's header, and check every entry of it against the .bin.
 
     `prefix` may have the ending of either file. Raises DataError where they don't fit each other,
@@ -96,15 +96,17 @@ def open_data(prefix: Path) -> Data:
     try:
         index = indexed.read_index(prefix)
         if index.code not in KINDS or index.modes:
-            raise indexed.Damaged(f"{prefix}.idx: type code {index.code}, or a mode a sequence")
-        data = Data(prefix, index)
+            raise indexed.DamagedDataset(
+                f"{prefix}.idx: type code {index.code}, or a mode a sequence"
+            )
+        data = IndexedData(prefix, index)
         _check(data)
-    except indexed.Damaged as damaged:
+    except indexed.DamagedDataset as damaged:
         raise DataError(str(damaged), "It has to be made anew.") from None
     return data
 
 
-def _check(data: Data) -> None:
+def _check(data: IndexedData) -> None:
     """Check every entry; `read_index` has seen the ends. Raises Damaged."""
     at = number = 0
     name = f"{data.prefix}.idx"
@@ -114,17 +116,19 @@ def _check(data: Data) -> None:
         bad = (lengths < 0) | (data.offsets[number : number + len(lengths)] != begins)
         if bad.any():
             bad_one = number + int(bad.argmax())
-            raise indexed.Damaged(f"{name}: sequence {bad_one} isn't where the last one ends")
+            raise indexed.DamagedDataset(
+                f"{name}: sequence {bad_one} isn't where the last one ends"
+            )
         at, number = int(ends[-1]), number + len(lengths)
     last = 0
     for piece, starts in enumerate(_pieces(data.starts)):
         if (piece == 0 and starts[0]) or (np.diff(np.concatenate(([last], starts))) < 0).any():
-            raise indexed.Damaged(f"{name}: its documents aren't in order")
+            raise indexed.DamagedDataset(f"{name}: its documents aren't in order")
         last = int(starts[-1])
 
 
 @dataclass(frozen=True)
-class Sizes:
+class DocumentSizes:
     """How long documents are, in tokens. `bars` are counts of 0, 1, 2 to 3, 4 to 7, …"""
 
     shortest: int
@@ -133,7 +137,7 @@ class Sizes:
     bars: tuple[int, ...]
 
 
-def sizes(data: Data) -> Sizes:
+def sizes(data: IndexedData) -> DocumentSizes:
     """Count documents by the power of two at or below their tokens."""
     bars: NDArray[Any] = np.zeros(65, np.int64)
     shortest, longest = None, 0
@@ -145,17 +149,17 @@ def sizes(data: Data) -> Sizes:
         shortest = least if shortest is None else min(shortest, least)
         longest = max(longest, int(piece.max()))
     used = int(np.flatnonzero(bars).max(initial=0)) + 1
-    return Sizes(shortest or 0, longest, int(bars[0]), tuple(bars[:used].tolist()))
+    return DocumentSizes(shortest or 0, longest, int(bars[0]), tuple(bars[:used].tolist()))
 
 
-def difference(a: Data, b: Data) -> str:
+def difference(a: IndexedData, b: IndexedData) -> str:
     """The first thing in which two differ; empty where both files are the same bytes."""
     for what in ("kind", "documents", "sequences", "tokens"):
         if getattr(a, what) != getattr(b, what):
             return f"{what}: {getattr(a, what)} and {getattr(b, what)}"
-    columns: dict[str, Callable[[Data], Iterator[NDArray[Any]]]] = {
-        "sequences of document": Data.counts,
-        "tokens of document": Data.sizes,
+    columns: dict[str, Callable[[IndexedData], Iterator[NDArray[Any]]]] = {
+        "sequences of document": IndexedData.counts,
+        "tokens of document": IndexedData.sizes,
         "tokens of sequence": lambda data: _pieces(data.lengths),
     }
     for what, column in columns.items():
@@ -176,7 +180,7 @@ def difference(a: Data, b: Data) -> str:
     return ""
 
 
-def _told(data: Data, token: int, one: int, other: int) -> str:
+def _told(data: IndexedData, token: int, one: int, other: int) -> str:
     """Name the document in which a token lies."""
     sequence = int(np.searchsorted(data.offsets, token * data.kind.itemsize, "right")) - 1
     document = int(np.searchsorted(data.starts, sequence, "right")) - 1
@@ -184,7 +188,7 @@ def _told(data: Data, token: int, one: int, other: int) -> str:
     return f"token {at} of sequence {sequence}, in document {document}: {one} and {other}"
 
 
-def merge(prefixes: Sequence[Path], target: Path) -> Output:
+def merge(prefixes: Sequence[Path], target: Path) -> IndexedOutput:
     """Join data files in the order given: what one job over all their inputs would have written.
 
     Raises DataError where one is damaged, UsageError where their types differ, shards of one job
@@ -201,7 +205,7 @@ def merge(prefixes: Sequence[Path], target: Path) -> Output:
     kinds = {part.kind for part in parts}
     if len(kinds) > 1:
         raise UsageError("some have tokens of two bytes and some of four", "Make them alike.")
-    with writing(target), closing(Output(target, kinds.pop().itemsize)) as output:
+    with writing(target), closing(IndexedOutput(target, kinds.pop().itemsize)) as output:
         for part in parts:
             for lengths in _pieces(part.lengths):
                 output.add(b"", lengths, ())
@@ -215,7 +219,7 @@ def merge(prefixes: Sequence[Path], target: Path) -> Output:
     return output
 
 
-def how_made(data: Data) -> dict[str, Any] | None:
+def how_made(data: IndexedData) -> dict[str, Any] | None:
     """What PREFIX.made.json says; None where there is none, or it is of other files."""
     with suppress(OSError, ValueError, KeyError, TypeError):
         with open(f"{data.prefix}.made.json", "rb") as file:

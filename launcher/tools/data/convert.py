@@ -10,14 +10,14 @@ import orjson
 
 from launcher.runs.datasets.output import alone, publish, writing
 from launcher.tools.data import ledger, records, sources
-from launcher.tools.data.ledger import Done, Ledger, Leniency, Report
+from launcher.tools.data.ledger import JobState, Ledger, Leniency, Report
 from launcher.tools.data.records import Documents
 from launcher.tools.data.sources import Reading
 
 
 def convert(
     inputs: Sequence[str], target: Path, reading: Reading, leniency: Leniency, report: Report
-) -> Done:
+) -> JobState:
     """Write `target`, which appears when it is complete. Raises as `tokenize.run` does."""
     found = sources.sources(inputs, reading)
     sources.refuse_own(found, [target, ledger.rejects_path(target)])

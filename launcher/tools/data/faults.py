@@ -40,7 +40,7 @@ class BadRecord(NamedTuple):
     excerpt: str
 
 
-class Refused(ValueError):
+class RecordRefusal(ValueError):
     """Why a record gives no document; `record` is what can be shown of it, where that is known."""
 
     def __init__(self, reason: str, record: str = "") -> None:

@@ -13,7 +13,7 @@ from launcher.base.screen import printable
 from launcher.runs.datasets.output import alone
 from launcher.tools.data.faults import BadRecord, DataError
 from launcher.tools.data.records import Documents
-from launcher.tools.data.sources import REJECTS, Position, Source, lines_before, without
+from launcher.tools.data.sources import REJECTS, InputPart, Position, lines_before, without
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Leniency:
 
 
 @dataclass(frozen=True)
-class Done:
+class JobState:
     """How far a job is, or how it ended.
 
     read, size: bytes of the inputs as they lie on the disk; size is 0 where it isn't known
@@ -58,7 +58,7 @@ class Done:
     without: tuple[str, ...] = ()
 
 
-Report = Callable[[Done], None]
+Report = Callable[[JobState], None]
 
 
 def rejects_path(prefix: Path) -> Path:
@@ -73,12 +73,12 @@ class Ledger:
     """
 
     def __init__(
-        self, sources: Sequence[Source], prefix: Path, leniency: Leniency, report: Report
+        self, sources: Sequence[InputPart], prefix: Path, leniency: Leniency, report: Report
     ) -> None:
         self.sources = sources
         self.leniency = leniency
         self._report = report
-        self._done = Done(size=sum(source.stop - source.start for source in sources))
+        self._done = JobState(size=sum(source.stop - source.start for source in sources))
         self._gave: set[int] = set()
         self.rejected = 0
         self._path = rejects_path(prefix)
@@ -105,7 +105,7 @@ class Ledger:
         self._records += read.records
         if documents:
             self._gave.add(place.source)
-        self._done = Done(
+        self._done = JobState(
             read=place.read,
             size=self._done.size,
             documents=self._done.documents + documents,
@@ -116,7 +116,7 @@ class Ledger:
         )
         self._report(self._done)
 
-    def done(self) -> Done:
+    def done(self) -> JobState:
         """All that was read."""
         return replace(self._done, without=without(self.sources, self._gave))
 

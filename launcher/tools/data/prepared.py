@@ -15,10 +15,10 @@ from launcher.runs.datasets import indexed, output
 from launcher.runs.datasets.output import Busy
 from launcher.tools.data import contents, sources, tokenize, tokenizers
 from launcher.tools.data.faults import DataError
-from launcher.tools.data.ledger import Done, Leniency, Report
-from launcher.tools.data.sources import Reading, Source
-from launcher.tools.data.tokenize import Job
-from launcher.tools.data.tokenizers import Chosen
+from launcher.tools.data.ledger import JobState, Leniency, Report
+from launcher.tools.data.sources import InputPart, Reading
+from launcher.tools.data.tokenize import TokenizeJob
+from launcher.tools.data.tokenizers import TokenizerChoice
 
 VERSION = 4
 """Goes up when the same input would give other files."""
@@ -32,10 +32,10 @@ STRICT = Leniency(
 
 
 @dataclass(frozen=True)
-class Prepared:
+class PreparedText:
     """Texts as data files, which may not be there yet; `vocab_size` is the tokenizer's."""
 
-    job: Job
+    job: TokenizeJob
     vocab_size: int
 
     @property
@@ -52,7 +52,7 @@ class Prepared:
             return False
         return True
 
-    def make(self, report: Report) -> Done | None:
+    def make(self, report: Report) -> JobState | None:
         """Tokenize, unless that is done, by another launcher perhaps; then None.
 
         Raises as `tokenize.run` does, and DataError where there is no document, or a text was
@@ -67,7 +67,7 @@ class Prepared:
                 output.wait(indexed.targets(self.prefix)[0])
         return None
 
-    def _check(self, done: Done) -> None:
+    def _check(self, done: JobState) -> None:
         """The files are named by what was in the texts, and must not be of something else."""
         job = self.job
         if not done.documents:
@@ -82,8 +82,8 @@ class Prepared:
 
 
 def prepared(
-    texts: Sequence[str], folder: Path, reading: Reading, tokenizer: Chosen, workers: int
-) -> Prepared:
+    texts: Sequence[str], folder: Path, reading: Reading, tokenizer: TokenizerChoice, workers: int
+) -> PreparedText:
     """`texts` as data files below `folder`, named by what is in the texts, not where they lie.
 
     Each document is ended with the token for it. Raises UsageError for what can't be
@@ -95,12 +95,14 @@ def prepared(
     names = tuple(source.name for source in found)
     if pipes := [name for name in names if not Path(name).is_file()]:
         raise UsageError(f"{pipes[0]}: not a file, and the text of a run is read twice")
-    job = Job(names, folder, reading, tokenizer, append_eod=True, workers=workers, leniency=STRICT)
+    job = TokenizeJob(
+        names, folder, reading, tokenizer, append_eod=True, workers=workers, leniency=STRICT
+    )
     loaded = tokenizers.load_tokenizer(tokenizer)
-    return Prepared(replace(job, prefix=folder / _key(found, job, loaded.end)), loaded.size)
+    return PreparedText(replace(job, prefix=folder / _key(found, job, loaded.end)), loaded.size)
 
 
-def _key(found: Sequence[Source], job: Job, end: int | None) -> str:
+def _key(found: Sequence[InputPart], job: TokenizeJob, end: int | None) -> str:
     """The name for what becomes of these texts; a file's endings say how it is read."""
     said = {
         "version": VERSION,

@@ -11,7 +11,7 @@ from typing import Any
 
 import orjson
 
-from launcher.tools.data.faults import BadRecord, Refused, excerpt
+from launcher.tools.data.faults import BadRecord, RecordRefusal, excerpt
 
 OTHER = "; --encoding names another, like gb18030"
 BLANK = " \t\r\n"
@@ -30,7 +30,7 @@ class Block:
 
     lines: bytes = b""
     plain: bool = False
-    rows: Sequence[Sequence[object] | Refused] = ()
+    rows: Sequence[Sequence[object] | RecordRefusal] = ()
     numbers: Sequence[int] = ()
     encoding: str = ""
 
@@ -73,7 +73,7 @@ def documents(
             texts: list[Any] = [v if type(v) is list else [v] for v in values]
             if check:
                 check(texts)
-        except Refused as refused:
+        except RecordRefusal as refused:
             found.faults.append(
                 BadRecord(at, intern(str(refused)), excerpt(refused.record or record))
             )
@@ -120,7 +120,7 @@ def _parsed(line: object, keys: Sequence[str]) -> list[object]:
     try:
         values = [record[key] for key in keys]
     except (KeyError, TypeError, IndexError):
-        raise Refused(_lacking(record, keys)) from None
+        raise RecordRefusal(_lacking(record, keys)) from None
     for key, value in zip(keys, values, strict=True):
         if type(value) is not str or strict:
             _check(value, key)
@@ -132,11 +132,11 @@ def _slowly(line: bytes) -> object:
     try:
         return json.loads(line.decode())
     except UnicodeDecodeError as error:
-        raise Refused(f"not UTF-8: byte 0x{line[error.start]:02x} at {error.start}") from None
+        raise RecordRefusal(f"not UTF-8: byte 0x{line[error.start]:02x} at {error.start}") from None
     except json.JSONDecodeError as error:
-        raise Refused(f"not JSON: {error.msg} at column {error.colno}") from None
+        raise RecordRefusal(f"not JSON: {error.msg} at column {error.colno}") from None
     except (ValueError, RecursionError) as error:
-        raise Refused(f"not JSON that can be read: {error}") from None
+        raise RecordRefusal(f"not JSON that can be read: {error}") from None
 
 
 def _lacking(record: object, keys: Sequence[str]) -> str:
@@ -153,15 +153,17 @@ def _check(value: object, key: str, encoding: str = "") -> None:
     for text in texts:
         if not isinstance(text, str):
             where = f"an item of {key!r}" if isinstance(value, list) else repr(key)
-            raise Refused(f"{where} is {_kind(text)}, where a text is wanted")
+            raise RecordRefusal(f"{where} is {_kind(text)}, where a text is wanted")
         try:
             text.encode()
         except UnicodeEncodeError as error:
             half = text[error.start]
             if "\udc80" <= half <= "\udcff":  # as a text file's undecodable byte is kept
                 said = f"not {encoding.upper() or 'UTF-8'}: byte 0x{ord(half) - 0xDC00:02x}"
-                raise Refused(said + (OTHER if encoding else "")) from None
-            raise Refused(f"{key!r} has half of a surrogate pair, U+{ord(half):04X}") from None
+                raise RecordRefusal(said + (OTHER if encoding else "")) from None
+            raise RecordRefusal(
+                f"{key!r} has half of a surrogate pair, U+{ord(half):04X}"
+            ) from None
 
 
 def _kind(value: object) -> str:
@@ -177,11 +179,11 @@ def _plain(line: object, keys: Sequence[str]) -> list[object]:
         return [line.decode()] if line.strip(BLANK.encode()) else []
     except UnicodeDecodeError as error:
         said = f"not UTF-8: byte 0x{line[error.start]:02x} at {error.start}{OTHER}"
-        raise Refused(said) from None
+        raise RecordRefusal(said) from None
 
 
 def _row(encoding: str, row: object, keys: Sequence[str]) -> list[object]:
-    if isinstance(row, Refused):
+    if isinstance(row, RecordRefusal):
         raise row
     assert isinstance(row, list)
     for key, value in zip(keys, row, strict=True):

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import IO
 
 from launcher.base.errors import UsageError, nearest
-from launcher.base.unpack import Counted, Unreadable, packing, unpacked
+from launcher.base.unpack import CountedInput, Unreadable, packing, unpacked
 from launcher.tools.data import tables
-from launcher.tools.data.faults import DataError, Refused, excerpt, named
+from launcher.tools.data.faults import DataError, RecordRefusal, excerpt, named
 from launcher.tools.data.records import Block
 
 BLOCK = 1 << 21
@@ -72,7 +72,7 @@ class Reading:
 
 
 @dataclass(frozen=True)
-class Source:
+class InputPart:
     """An input, and the part of it that is read, in bytes as it lies on the disk.
 
     `whole` says that it is all of it; else its lines begin at `start` and end at `stop`.
@@ -99,7 +99,7 @@ class Position:
     read: int
 
 
-def sources(inputs: Sequence[str], reading: Reading) -> list[Source]:
+def sources(inputs: Sequence[str], reading: Reading) -> list[InputPart]:
     """The inputs' files in their order, a pattern's sorted, or the shard's part of them.
 
     Raises UsageError where there is no such file, its kind isn't known, or it can't be divided.
@@ -114,24 +114,24 @@ def sources(inputs: Sequence[str], reading: Reading) -> list[Source]:
                 raise UsageError(
                     f"{name}: it can't be divided: it isn't a file", "Without --shard it is read."
                 )
-    found: list[Source] = []
+    found: list[InputPart] = []
     sizes = [0 if name == STDIN else os.path.getsize(name) for name in names]
     total, at = sum(sizes), 0
     first, last = total * part // parts, total * (part + 1) // parts
     for name, size in zip(names, sizes, strict=True):
         kind, end = _format(name, reading), at + size
         if parts == 1 or (first <= at and end <= last and at < last):
-            found.append(Source(name, kind, 0, size, True))
+            found.append(InputPart(name, kind, 0, size, True))
         elif not _is_divisible(name, kind, reading):
             if first <= at < last:
-                found.append(Source(name, kind, 0, size, True))
+                found.append(InputPart(name, kind, 0, size, True))
         elif first < end and at < last:
             found += _part(name, kind, max(first - at, 0), min(last, end) - at)
         at = end
     return found
 
 
-def without(found: Sequence[Source], gave: Container[int]) -> tuple[str, ...]:
+def without(found: Sequence[InputPart], gave: Container[int]) -> tuple[str, ...]:
     """The names of those that gave nothing; a part of a file may do so."""
     return tuple(source.told for at, source in enumerate(found) if source.whole and at not in gave)
 
@@ -155,7 +155,7 @@ def _is_meant(name: str, pattern: Path) -> bool:
     return not listed and not os.path.isdir(name)
 
 
-def refuse_own(found: Sequence[Source], written: Sequence[Path]) -> None:
+def refuse_own(found: Sequence[InputPart], written: Sequence[Path]) -> None:
     """Raises UsageError where an input is a file that is to be written."""
     own = {_identity(path) for path in written} - {None}
     for source in found if own else ():
@@ -218,7 +218,7 @@ def _is_utf8(reading: Reading) -> bool:
         ) from None
 
 
-def blocks(found: Sequence[Source], reading: Reading) -> Iterator[tuple[Position, Block]]:
+def blocks(found: Sequence[InputPart], reading: Reading) -> Iterator[tuple[Position, Block]]:
     """All records of the sources in order.
 
     Raises DataError where a file can't be read to its end, UsageError for a table without a
@@ -235,7 +235,7 @@ def blocks(found: Sequence[Source], reading: Reading) -> Iterator[tuple[Position
                 for share, block in read(source.name, reading.keys, reading.largest):
                     yield Position(number, done + int(share * source.stop)), block
             else:
-                counted = Counted(file)
+                counted = CountedInput(file)
                 for block in _readable(counted, file, source, reading):
                     yield Position(number, done + counted.count), block
         done += source.stop - source.start
@@ -248,7 +248,7 @@ def _stdin() -> IO[bytes]:
 
 
 def _readable(
-    counted: Counted, file: IO[bytes], source: Source, reading: Reading
+    counted: CountedInput, file: IO[bytes], source: InputPart, reading: Reading
 ) -> Iterator[Block]:
     """Blocks of a file that isn't a table of its own kind."""
     try:
@@ -276,7 +276,7 @@ def _line_at(file: IO[bytes], at: int) -> int:
     return at
 
 
-def _pieces(file: IO[bytes], left: int, counted: Counted | None = None) -> Iterator[bytes]:
+def _pieces(file: IO[bytes], left: int, counted: CountedInput | None = None) -> Iterator[bytes]:
     while left > 0 and (piece := file.read(min(BLOCK, left))):
         left -= len(piece)
         if counted:
@@ -284,14 +284,14 @@ def _pieces(file: IO[bytes], left: int, counted: Counted | None = None) -> Itera
         yield piece
 
 
-def _part(name: str, kind: str, first: int, last: int) -> list[Source]:
+def _part(name: str, kind: str, first: int, last: int) -> list[InputPart]:
     """The lines that begin between two bytes of a file, if there are any."""
     with open(name, "rb") as file:
         start, stop = _line_at(file, first), _line_at(file, last)
-    return [Source(name, kind, start, stop, False)] if start < stop else []
+    return [InputPart(name, kind, start, stop, False)] if start < stop else []
 
 
-def lines_before(source: Source) -> int:
+def lines_before(source: InputPart) -> int:
     """How many lines begin before the part of the file that is read, by records.split's rules."""
     if not source.start:  # maybe a pipe, which can't be opened again
         return 0
@@ -303,7 +303,7 @@ def lines_before(source: Source) -> int:
     return found
 
 
-def _whole_lines(pieces: Iterable[bytes], largest: int) -> Iterator[bytes | Refused]:
+def _whole_lines(pieces: Iterable[bytes], largest: int) -> Iterator[bytes | RecordRefusal]:
     """A file in pieces that end where a line does; a long line isn't read twice.
 
     The end is LF, or CR where a piece has no LF: the last CR not before it is seen that no LF
@@ -318,7 +318,7 @@ def _whole_lines(pieces: Iterable[bytes], largest: int) -> Iterator[bytes | Refu
             yield b"".join(begun)
             begun, size = [], 0
         if size + len(piece) > largest and size + (_line_end(piece) or len(piece)) > largest:
-            yield Refused(tables.too_large(largest), excerpt(b"".join((*begun, piece)[:2])))
+            yield RecordRefusal(tables.too_large(largest), excerpt(b"".join((*begun, piece)[:2])))
             begun, size, piece = [], 0, (yield from _passed(pieces, piece))
         cut = piece.rfind(b"\n") + 1 or piece.rfind(b"\r", 0, -1) + 1
         if cut:
@@ -350,7 +350,7 @@ def _line_end(piece: bytes) -> int:
     return cr if cr and cr + 1 != end else end
 
 
-def _lines(pieces: Iterator[bytes], source: Source, reading: Reading) -> Iterator[Block]:
+def _lines(pieces: Iterator[bytes], source: InputPart, reading: Reading) -> Iterator[Block]:
     mark = b"" if source.start else BOM
     for lines in _whole_lines(pieces, reading.largest):
         if lines and isinstance(lines, bytes):
@@ -361,8 +361,8 @@ def _lines(pieces: Iterator[bytes], source: Source, reading: Reading) -> Iterato
         mark = b""
 
 
-def _block(lines: bytes | Refused, source: Source) -> Block:
-    if isinstance(lines, Refused):
+def _block(lines: bytes | RecordRefusal, source: InputPart) -> Block:
+    if isinstance(lines, RecordRefusal):
         return Block(rows=[lines])
     return Block(lines=lines, plain=source.format == "txt")
 
@@ -374,7 +374,7 @@ def _few(lines: bytes) -> Iterator[bytes]:
     return (lines[at : at + size] for at in range(0, len(lines), size))
 
 
-def _content(file: io.BufferedReader, source: Source, reading: Reading) -> Iterator[Block]:
+def _content(file: io.BufferedReader, source: InputPart, reading: Reading) -> Iterator[Block]:
     """Lines of an unpacked file, rows of a table, or of plain text paragraphs or all of it."""
     plain, table = source.format == "txt", source.format == "csv"
     if plain and len(reading.keys) > 1:
@@ -382,7 +382,7 @@ def _content(file: io.BufferedReader, source: Source, reading: Reading) -> Itera
     if not table and (not plain or (_is_utf8(reading) and reading.unit == "line")):
         return _lines(iter(partial(file.read, BLOCK), b""), source, reading)
     decoded = _decoded(file, reading, "" if table else None)
-    text = tables.Lines(source.told, decoded, reading.largest)
+    text = tables.TextLines(source.told, decoded, reading.largest)
     if not table:
         return _gathered(tables.units(text, reading.unit), reading.encoding)
     delimiter = reading.delimiter or (None if _suffix(source.name) == ".tsv" else ",")

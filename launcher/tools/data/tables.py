@@ -12,11 +12,11 @@ from typing import IO, Any
 
 from launcher.base.errors import UsageError
 from launcher.base.screen import printable
-from launcher.tools.data.faults import EXCERPT, DataError, Refused, excerpt
+from launcher.tools.data.faults import EXCERPT, DataError, RecordRefusal, excerpt
 from launcher.tools.data.records import BLANK, Block
 from launcher.tools.data.workers import Workers
 
-Row = list[Any] | Refused
+Row = list[Any] | RecordRefusal
 """The values of the keys, or why there are none."""
 
 ROWS, BYTES = 256, 1 << 21
@@ -24,7 +24,7 @@ ROWS, BYTES = 256, 1 << 21
 many characters of a line are read at a time."""
 
 
-class Lines:
+class TextLines:
     """Lines of a text, in which a record may have so many characters: DataError where one has more.
 
     line, begun: where the record begins, and the first of what was read of it.
@@ -71,7 +71,7 @@ def too_large(largest: int) -> str:
     return f"more than {largest >> 20} MB, which --max-record raises"
 
 
-def units(text: Lines, unit: str) -> Iterator[tuple[int, Row]]:
+def units(text: TextLines, unit: str) -> Iterator[tuple[int, Row]]:
     """Documents of a text with the line at which each begins; empty ones are none."""
     held = StringIO()  # a list of short lines takes ten times as much
     for number, line in enumerate(text, 1):
@@ -90,7 +90,7 @@ def _unit(line: int, document: str) -> list[tuple[int, Row]]:
 
 
 def csv_rows(
-    lines: Lines, keys: Sequence[str], columns: Sequence[str], delimiter: str | None
+    lines: TextLines, keys: Sequence[str], columns: Sequence[str], delimiter: str | None
 ) -> Iterator[tuple[int, Row]]:
     """The keys' values of each row, with the line at which it begins.
 
@@ -126,7 +126,7 @@ def csv_rows(
             yield lines.line, [row[place] for place in places]
         else:
             fields = f"{len(row)} field{'s' * (len(row) != 1)}"
-            yield lines.line, Refused(f"{fields}, and there are {width} columns", lines.begun)
+            yield lines.line, RecordRefusal(f"{fields}, and there are {width} columns", lines.begun)
 
 
 def _find(name: str, header: Sequence[str], keys: Sequence[str], more: str = "") -> list[int]:
@@ -235,7 +235,7 @@ def _limited(row: Any, largest: int) -> Row:
     """The row, or why there is none where its texts are too long."""
     texts = (text for value in row for text in (value if isinstance(value, list) else [value]))
     size = sum(len(text) for text in texts if isinstance(text, str))
-    return Refused(too_large(largest), excerpt(row)) if size > largest else row
+    return RecordRefusal(too_large(largest), excerpt(row)) if size > largest else row
 
 
 def _values(column: Any) -> list[object]:

@@ -12,16 +12,16 @@ from launcher.runs.runfile.config import Data, RunConfig
 from launcher.runs.runfile.source import Origin
 
 if TYPE_CHECKING:
-    from launcher.tools.data.prepared import Prepared
-    from launcher.tools.data.tokenizers import Chosen
+    from launcher.tools.data.prepared import PreparedText
+    from launcher.tools.data.tokenizers import TokenizerChoice
 
 
 @dataclass(frozen=True)
-class Tokenized:
+class TokenizedRun:
     """A run's configuration with `data.path` in the place of `data.text`, and how that is made."""
 
     config: RunConfig
-    text: Prepared | None = None
+    text: PreparedText | None = None
 
     def make(self) -> None:
         """Tokenize the text, unless that is done, with a bar.
@@ -39,7 +39,7 @@ class Tokenized:
 
 def tokenized(
     config: RunConfig, origin: Origin, cache: Path, release: Callable[[], str | None]
-) -> Tokenized:
+) -> TokenizedRun:
     """What a run is given for its text: files in `data` in the launcher's cache, by its content.
 
     The tokens are those of the image's `release`, which is asked for where there is a text. A
@@ -50,7 +50,7 @@ def tokenized(
     if data.text is None:
         if data.text_key is not None:
             raise UsageError("data.text_key without data.text", "Name the files: data.text.")
-        return Tokenized(config)
+        return TokenizedRun(config)
     if data.path is not None and not origin.is_presets("data.path"):
         raise UsageError("data.text and data.path: both say what is trained on", "Leave one out.")
     from launcher.base.install import install
@@ -65,10 +65,10 @@ def tokenized(
     found = prepared(data.text, cache / "data", reading, chosen, workers.usual())
     size = _vocabulary(data, origin, found)
     given = {"path": str(found.prefix), "text": None, "text_key": None, "vocab_size": size}
-    return Tokenized(config.model_copy(update={"data": data.model_copy(update=given)}), found)
+    return TokenizedRun(config.model_copy(update={"data": data.model_copy(update=given)}), found)
 
 
-def _vocabulary(data: Data, origin: Origin, found: Prepared) -> int:
+def _vocabulary(data: Data, origin: Origin, found: PreparedText) -> int:
     """The size that the model is made for. Raises UsageError where the tokens don't fit in it."""
     size, key = found.vocab_size, "data.vocab_size"
     if data.vocab_size is None or origin.is_presets(key):
@@ -82,17 +82,17 @@ def _vocabulary(data: Data, origin: Origin, found: Prepared) -> int:
     return data.vocab_size
 
 
-def chosen_by(data: Data, release: str | None = None) -> Chosen:
+def chosen_by(data: Data, release: str | None = None) -> TokenizerChoice:
     """The tokenizer that the keys of a run file name, by the rules of a release."""
-    from launcher.tools.data.tokenizers import Chosen
+    from launcher.tools.data.tokenizers import TokenizerChoice
 
     def path(name: str | None) -> Path | None:
         return Path(name) if name else None
 
-    return Chosen(
-        type=data.tokenizer_type or Chosen.type,
+    return TokenizerChoice(
+        type=data.tokenizer_type or TokenizerChoice.type,
         vocab_file=path(data.vocab_file),
         merge_file=path(data.merge_file),
         model=path(data.tokenizer_model),
-        megatron=release or Chosen.megatron,
+        megatron=release or TokenizerChoice.megatron,
     )

@@ -16,14 +16,14 @@ from numpy.typing import NDArray
 from launcher import __version__
 from launcher.base.errors import UsageError
 from launcher.runs.datasets import indexed
-from launcher.runs.datasets.indexed import Output
+from launcher.runs.datasets.indexed import IndexedOutput
 from launcher.runs.datasets.output import publish, writing
 from launcher.tools.data import ledger, records, sources, tokenizers
-from launcher.tools.data.faults import DataError, Refused
-from launcher.tools.data.ledger import Done, Ledger, Leniency, Report
+from launcher.tools.data.faults import DataError, RecordRefusal
+from launcher.tools.data.ledger import JobState, Ledger, Leniency, Report
 from launcher.tools.data.records import Block
 from launcher.tools.data.sources import Position, Reading
-from launcher.tools.data.tokenizers import Chosen, Tokenizer
+from launcher.tools.data.tokenizers import Tokenizer, TokenizerChoice
 from launcher.tools.data.workers import Workers
 
 KINDS = {2: np.dtype("<u2"), 4: np.dtype("<i4")}
@@ -31,7 +31,7 @@ KINDS = {2: np.dtype("<u2"), 4: np.dtype("<i4")}
 
 
 @dataclass(frozen=True)
-class Job:
+class TokenizeJob:
     """What is asked for.
 
     prefix: of the outputs, which are PREFIX_KEY_document.bin and .idx for each key
@@ -42,7 +42,7 @@ class Job:
     inputs: tuple[str, ...]
     prefix: Path
     reading: Reading
-    tokenizer: Chosen
+    tokenizer: TokenizerChoice
     append_eod: bool = False
     workers: int = 1
     leniency: Leniency = field(default_factory=Leniency)
@@ -60,12 +60,12 @@ class Columns(NamedTuple):
     counts: NDArray[np.int32]
 
 
-def outputs(job: Job) -> list[Path]:
+def outputs(job: TokenizeJob) -> list[Path]:
     """The prefixes of what a job writes, in the order of its keys; the names are upstream's."""
     return [Path(f"{job.prefix}_{key}_document") for key in job.reading.keys]
 
 
-def run(job: Job, report: Report, check: Report = lambda done: None) -> Done:
+def run(job: TokenizeJob, report: Report, check: Report = lambda done: None) -> JobState:
     """Tokenize, reporting after each block; the outputs appear when all of it is written.
 
     `check` is called before they do, and keeps them away by what it raises.
@@ -80,9 +80,9 @@ def run(job: Job, report: Report, check: Report = lambda done: None) -> Done:
     names = [path for prefix in outputs(job) for path in indexed.targets(prefix)]
     sources.refuse_own(found, [*names, ledger.rejects_path(job.prefix)])
     with writing(job.prefix), ExitStack() as closed:
-        written: list[Output] = []
+        written: list[IndexedOutput] = []
         for prefix in outputs(job):
-            written.append(Output(prefix, indexed.token_width(tokenizer.size)))
+            written.append(IndexedOutput(prefix, indexed.token_width(tokenizer.size)))
             written[-1].made = _made(job)
             closed.callback(written[-1].close)
         rejects = Ledger(found, job.prefix, job.leniency, report)
@@ -94,7 +94,7 @@ def run(job: Job, report: Report, check: Report = lambda done: None) -> Done:
     return done
 
 
-def _made(job: Job) -> dict[str, Any]:
+def _made(job: TokenizeJob) -> dict[str, Any]:
     """What is said of the outputs: the release's rule makes other tokens of the same vocabulary."""
     chosen = {key: value for key, value in asdict(job.tokenizer).items() if value is not None}
     chosen["rule"] = asdict(tokenizers.rule(job.tokenizer))
@@ -107,10 +107,10 @@ def _made(job: Job) -> dict[str, Any]:
 
 
 def _write(
-    job: Job,
-    found: Sequence[sources.Source],
+    job: TokenizeJob,
+    found: Sequence[sources.InputPart],
     tokenizer: Tokenizer,
-    written: Sequence[Output],
+    written: Sequence[IndexedOutput],
     rejects: Ledger,
 ) -> None:
     """Send blocks to workers, and write in order what comes back."""
@@ -134,14 +134,14 @@ def _write(
 
 
 def _encode(
-    job: Job, tokenizer: Tokenizer, block: Block
+    job: TokenizeJob, tokenizer: Tokenizer, block: Block
 ) -> tuple[list[Columns], records.Documents]:
     """In a worker: a block's documents of each key as they are written, and all but their texts."""
     read = partial(records.documents, block, job.reading.keys, job.leniency.limit)
     found = read()
     try:
         tokens = [tokenizers.encoded(tokenizer, texts) for texts in found.texts]
-    except Refused:
+    except RecordRefusal:
         found = read(lambda document: [tokenizers.encoded(tokenizer, texts) for texts in document])
         tokens = [tokenizers.encoded(tokenizer, texts) for texts in found.texts]
     end = tokenizer.end if job.append_eod else None

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from launcher.agent import series
 from launcher.base.errors import UsageError, nearest
 from launcher.tools.data import vocabulary
-from launcher.tools.data.faults import Refused
+from launcher.tools.data.faults import RecordRefusal
 
 Tokens: TypeAlias = NDArray[np.generic]
 
@@ -35,7 +35,7 @@ RELEASE = "0.9.0"
 
 
 @dataclass(frozen=True)
-class Rule:
+class TokenizerRule:
     """What a release of Megatron does with special tokens, without options of its own for them.
 
     begins: a text gets those that the model puts around it, such as the begin token
@@ -58,7 +58,7 @@ RULES = {
 
 
 @dataclass(frozen=True)
-class Chosen:
+class TokenizerChoice:
     """Which tokenizer, by the options that upstream's tools have for it; None where not given.
 
     `model` is the file of any but GPT-2's, `end` of HuggingFaceTokenizer, the next three of
@@ -76,12 +76,12 @@ class Chosen:
     megatron: str = RELEASE
 
 
-def rule(chosen: Chosen) -> Rule:
+def rule(chosen: TokenizerChoice) -> TokenizerRule:
     """What the release does. Raises UsageError for what is no release."""
     if not re.fullmatch(r"\d+\.\d+(\D.*)?", chosen.megatron):
         raise UsageError(f"--megatron {chosen.megatron}: no release", "--megatron 0.16.1")
     held = (bool(fact) and series.has(chosen.megatron, fact) for fact in RULES[chosen.type])
-    return Rule(*held)
+    return TokenizerRule(*held)
 
 
 class Tokenizer(Protocol):
@@ -107,13 +107,13 @@ def encoded(tokenizer: Tokenizer, texts: Sequence[str]) -> list[Tokens]:
     except (MemoryError, KeyboardInterrupt):
         raise
     except BaseException as error:  # PyO3's panics are no Exception
-        raise Refused(f"the tokenizer fails: {error}") from None
+        raise RecordRefusal(f"the tokenizer fails: {error}") from None
 
 
 class Gpt2:
     """Byte-level BPE of a vocab.json and merges.txt."""
 
-    def __init__(self, chosen: Chosen) -> None:
+    def __init__(self, chosen: TokenizerChoice) -> None:
         import orjson
         from gigatoken.gigatoken_rs import load_hf_json
 
@@ -196,7 +196,7 @@ class Gpt2:
 class HuggingFace:
     """Any tokenizer.json, with the special tokens that it puts around a text or without."""
 
-    def __init__(self, chosen: Chosen) -> None:
+    def __init__(self, chosen: TokenizerChoice) -> None:
         import tokenizers
 
         path = _model(chosen)
@@ -223,7 +223,7 @@ class HuggingFace:
 class SentencePiece:
     """A tokenizer.model, with the begin token before each text or without."""
 
-    def __init__(self, chosen: Chosen) -> None:
+    def __init__(self, chosen: TokenizerChoice) -> None:
         import sentencepiece
 
         path = _model(chosen)
@@ -249,7 +249,7 @@ class SentencePiece:
 class Tiktoken:
     """A .json of ranks as upstream's TikTokenizer reads it; special tokens come before them."""
 
-    def __init__(self, chosen: Chosen) -> None:
+    def __init__(self, chosen: TokenizerChoice) -> None:
         import tiktoken
 
         path = _model(chosen)
@@ -322,7 +322,7 @@ PATTERNS = {
 }
 """How a text is divided before its ranks are looked up: the two patterns that upstream names."""
 
-KNOWN: dict[str, Callable[[Chosen], Any]] = {
+KNOWN: dict[str, Callable[[TokenizerChoice], Any]] = {
     "GPT2BPETokenizer": Gpt2,
     "HuggingFaceTokenizer": HuggingFace,
     "Llama2Tokenizer": SentencePiece,
@@ -350,7 +350,7 @@ OPTIONS = {
 """What is given for each field of Chosen, and who reads it."""
 
 
-def load_tokenizer(chosen: Chosen) -> Tokenizer:
+def load_tokenizer(chosen: TokenizerChoice) -> Tokenizer:
     """Make the tokenizer.
 
     Raises UsageError for one that isn't known, options of another, and files that don't fit.
@@ -360,7 +360,7 @@ def load_tokenizer(chosen: Chosen) -> Tokenizer:
     return made
 
 
-def _require_known(chosen: Chosen) -> None:
+def _require_known(chosen: TokenizerChoice) -> None:
     if chosen.type not in KNOWN:
         raise UsageError(f"--tokenizer-type {chosen.type}", nearest(chosen.type, list(KNOWN)))
     for field, (option, readers) in OPTIONS.items():
@@ -372,7 +372,7 @@ def _require_known(chosen: Chosen) -> None:
     rule(chosen)
 
 
-def tokenizer_files(chosen: Chosen) -> Sequence[Path]:
+def tokenizer_files(chosen: TokenizerChoice) -> Sequence[Path]:
     """What the tokenizer is read from, save what `end` is.
 
     Raises UsageError for one that isn't known, options of another, and files that aren't there.
@@ -383,7 +383,7 @@ def tokenizer_files(chosen: Chosen) -> Sequence[Path]:
     return vocabulary.vocabulary_files(chosen.vocab_file, chosen.merge_file)
 
 
-def _model(chosen: Chosen) -> Path:
+def _model(chosen: TokenizerChoice) -> Path:
     what = MODELS[chosen.type]
     if chosen.model is None:
         raise UsageError(f"{chosen.type} without a file", f"--tokenizer-model {what}")

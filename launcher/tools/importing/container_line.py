@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from launcher.base.errors import UsageError
 from launcher.runs.runfile.values import parse_gpus
-from launcher.tools.importing.shell import Left
+from launcher.tools.importing.shell import Unfollowed
 from launcher.tools.importing.words import Word
 
 WITHOUT_VALUE = frozenset("detach d init interactive i privileged rm tty t it ti itd".split())
@@ -16,7 +16,7 @@ OF_THE_LAUNCHER = (WITHOUT_VALUE - {"privileged"}) | {"name", "ipc", "ulimit", "
 
 
 @dataclass
-class Container:
+class ContainerLine:
     """What a `docker run` line asks for; mounts are host path, container path, read-only."""
 
     image: str = ""
@@ -24,10 +24,10 @@ class Container:
     gpus: str = ""
     mounts: list[tuple[str, str, bool]] = field(default_factory=list)
     env: dict[str, Word] = field(default_factory=dict)
-    left: list[Left] = field(default_factory=list)
+    left: list[Unfollowed] = field(default_factory=list)
 
     def tell(self, word: Word, what: str) -> None:
-        self.left.append(Left(word.line, what))
+        self.left.append(Unfollowed(word.line, what))
 
     def outside(self, path: str) -> str:
         """The host's path of one in the container; one that isn't mounted stays as it is."""
@@ -37,9 +37,9 @@ class Container:
         return path
 
 
-def parse_docker_run(words: tuple[Word, ...]) -> Container:
+def parse_docker_run(words: tuple[Word, ...]) -> ContainerLine:
     """What stands behind `docker run`, up to the image."""
-    found = Container()
+    found = ContainerLine()
     for name, value in _options(words):
         if not name:
             found.image, found.line = value.text, value.line

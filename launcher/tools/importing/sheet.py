@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from launcher.base import yamlfile
 from launcher.base.errors import UsageError
 from launcher.runs.plan import arguments
-from launcher.runs.plan.image import Facts
+from launcher.runs.plan.image import ImageFacts
 from launcher.runs.plan.mounts import Host
 from launcher.runs.plan.plan import Stamp, make_plan
 from launcher.runs.plan.program import fewest
@@ -22,7 +22,7 @@ from launcher.runs.plan.resolved import resolve
 from launcher.runs.runfile.config import RunConfig
 from launcher.runs.runfile.source import Origin
 from launcher.runs.runfile.values import parse_gpus
-from launcher.tools.importing.shell import Left
+from launcher.tools.importing.shell import Unfollowed
 
 NUMBER = re.compile(r"(?=.{1,18}$)[+-]?(?!0\d)(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 ORDER = ("name", "image", "program", "gpus", "nodes", "max_restarts")
@@ -37,10 +37,10 @@ class Sheet:
     env: dict[str, str] = field(default_factory=dict)
     slurm: dict[str, str] = field(default_factory=dict)
     mounts: list[str] = field(default_factory=list)
-    told: list[Left] = field(default_factory=list)
+    told: list[Unfollowed] = field(default_factory=list)
 
     def tell(self, line: int, what: str) -> None:
-        self.told.append(Left(line, what))
+        self.told.append(Unfollowed(line, what))
 
     def put(self, key: str, name: str, texts: list[str], line: int) -> None:
         """Put an option's values under its key in the first form that the key takes."""
@@ -135,7 +135,7 @@ def wrong(text: str, images: Mapping[str, tuple[str, ...]], bare: Collection[str
     gpus = replace(gpus, count=fewest(config)) if gpus.count is None else gpus
     host = Host(uid=1, gid=1, home="/", cwd="/", cache="/")
     try:
-        facts = Facts(release, config.image.tag not in bare)
+        facts = ImageFacts(release, config.image.tag not in bare)
         make_plan(resolve(config, origin, facts, host, gpus=gpus), host, Stamp("", ""))
     except UsageError as error:
         return str(error)

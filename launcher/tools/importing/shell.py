@@ -15,7 +15,15 @@ from itertools import pairwise, zip_longest
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from launcher.tools.importing.words import Piece, Source, Word, Words, by_line, joined, plain_text
+from launcher.tools.importing.words import (
+    ShellSource,
+    Word,
+    WordPiece,
+    WordValues,
+    by_line,
+    joined,
+    plain_text,
+)
 
 if TYPE_CHECKING:
     from tree_sitter import Node
@@ -42,7 +50,7 @@ SETTERS = frozenset("let mapfile read readarray".split())
 
 
 @dataclass(frozen=True)
-class Command:
+class ShellCommand:
     """A command's words, the variables before it, and what its output goes to ("| tee log")."""
 
     words: tuple[Word, ...]
@@ -52,7 +60,7 @@ class Command:
 
 
 @dataclass(frozen=True)
-class Left:
+class Unfollowed:
     """Something of the script that isn't followed, and why."""
 
     line: int
@@ -67,9 +75,9 @@ class Script:
     read as part of it, with the words before `bash` before each of its commands.
     """
 
-    commands: list[Command] = field(default_factory=list)
+    commands: list[ShellCommand] = field(default_factory=list)
     exported: dict[str, Word] = field(default_factory=dict)
-    left: list[Left] = field(default_factory=list)
+    left: list[Unfollowed] = field(default_factory=list)
     branches: list[Branch] = field(default_factory=list)
 
 
@@ -77,7 +85,7 @@ class Script:
 class Branch:
     """A part of what `left` says isn't followed, read with the variables as they are before it."""
 
-    left: Left
+    left: Unfollowed
     script: Script
 
 
@@ -91,24 +99,26 @@ def read_script(
     """
     variables = {str(number): [value] for number, value in enumerate(positional, 1)}
     variables |= {name: [value] for name, value in given.items()} | {"@": [*positional]}
-    return _follow(Source(by_line(text.replace("\r\n", "\n"), 1)), variables)
+    return _follow(ShellSource(by_line(text.replace("\r\n", "\n"), 1)), variables)
 
 
-def _follow(source: Source, variables: dict[str, list[str]], *, within: bool = False) -> Script:
+def _follow(
+    source: ShellSource, variables: dict[str, list[str]], *, within: bool = False
+) -> Script:
     """What `source` comes to; `within` another, which `bash -c` stands in."""
     import tree_sitter_bash
     from tree_sitter import Language, Parser
 
     if len(source.text) > LONGEST:
         line = source.lines[source.text.count("\n", 0, LONGEST)]
-        return Script(left=[Left(line, f"more than {LONGEST} characters: not followed")])
+        return Script(left=[Unfollowed(line, f"more than {LONGEST} characters: not followed")])
     parser = Parser(Language(tree_sitter_bash.language()))
     plain = source.plain
     root = parser.parse(plain).root_node
     deep = _too_deep(root)
     if deep is not None:
         line = source.line_of(deep)
-        return Script(left=[Left(line, f"nested deeper than {DEEPEST} levels: not followed")])
+        return Script(left=[Unfollowed(line, f"nested deeper than {DEEPEST} levels: not followed")])
     plain = _with_braces(plain, root)
     for _ in range(MOST_PASSES):
         ends = _unseparated(plain, parser.parse(plain).root_node)
@@ -191,11 +201,11 @@ def _below(node: Node, *kinds: str) -> Iterator[Node]:
         waiting += reversed(one.children)
 
 
-class _Reader(Words):
+class _Reader(WordValues):
     """Follows the statements of a script, with the variables as they stand at each."""
 
     def __init__(
-        self, source: Source, plain: bytes, variables: dict[str, list[str]], *, within: bool
+        self, source: ShellSource, plain: bytes, variables: dict[str, list[str]], *, within: bool
     ) -> None:
         super().__init__(source, plain, variables)
         self.within = within
@@ -271,17 +281,17 @@ class _Reader(Words):
             last = self.source.line_of(node.end_point[0])
             span = f" up to line {last}" if last > self.line(node) else ""
             adds = "".join(f", what it adds to {name} is left out" for name in dict.fromkeys(added))
-            left = Left(self.line(node), f"{what}{span}: not followed{adds}")
+            left = Unfollowed(self.line(node), f"{what}{span}: not followed{adds}")
             options = [one for assignment in sets for one in self._options_in(assignment)]
             self.script.left += [left, *options]
             self.script.branches += [Branch(left, script) for script in branches]
 
-    def _options_in(self, node: Node) -> Iterator[Left]:
+    def _options_in(self, node: Node) -> Iterator[Unfollowed]:
         """The options that an assignment's text names, each with its line."""
         plain = plain_text(node)
         for one in re.finditer(r"(?<![^\s\"'(=])--[A-Za-z][\w-]*", plain):
             line = self.source.line_of(node.start_point[0] + plain.count("\n", 0, one.start()))
-            yield Left(line, f"{one[0]}: {NOT_TAKEN}")
+            yield Unfollowed(line, f"{one[0]}: {NOT_TAKEN}")
 
     def _branches(self, node: Node, what: str) -> Iterator[Script]:
         """What each part of a statement comes to where it is entered, if it has any command."""
@@ -293,7 +303,7 @@ class _Reader(Words):
                 inner.forget([self.text(loop)], self.line(node))
             if what == BLOCKS["function_definition"]:
                 inner.values = {k: v for k, v in self.values.items() if not k.isdigit()}
-                inner.values["@"] = [(Piece("", self.line(node), unknown="$@ of a function"),)]
+                inner.values["@"] = [(WordPiece("", self.line(node), unknown="$@ of a function"),)]
             inner.sequence(nodes)
             inner.end()
             if inner.script.commands or inner.script.branches:
@@ -313,7 +323,7 @@ class _Reader(Words):
         name, adds = self.text(target), any(self.text(child) == "+=" for child in node.children)
         if target is None or target.type == "subscript" or node.has_error:
             self.script.left.append(
-                Left(self.line(node), f"{self.shortened(node)}: isn't understood")
+                Unfollowed(self.line(node), f"{self.shortened(node)}: isn't understood")
             )
             self.forget([name.partition("[")[0]], self.line(node))
         else:
@@ -343,13 +353,13 @@ class _Reader(Words):
             self.forget([name[0] for name in names if name], self.line(node))
         at = None if self.within else _shell_text(words)
         if at is None:
-            self.script.commands.append(Command(words, env, self.line(node), output))
+            self.script.commands.append(ShellCommand(words, env, self.line(node), output))
             return
         text = tuple(replace(p, line=p.line or words[at].line) for p in fields[at][0])
-        inner = _follow(Source(text), {}, within=True)
+        inner = _follow(ShellSource(text), {}, within=True)
         for one in inner.commands:
             around = (*words[: at - 2], *one.words)
-            self.script.commands.append(Command(around, env | one.env, one.line, output))
+            self.script.commands.append(ShellCommand(around, env | one.env, one.line, output))
         self.script.left += inner.left
 
 

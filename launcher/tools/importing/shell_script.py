@@ -17,9 +17,9 @@ from launcher.runs.plan.program import upstreams
 from launcher.runs.runfile.clusters import Slurm
 from launcher.runs.runfile.secrets import has_credential, is_secret, is_secret_option
 from launcher.tools.importing import shell
-from launcher.tools.importing.container_line import Container, parse_docker_run
+from launcher.tools.importing.container_line import ContainerLine, parse_docker_run
 from launcher.tools.importing.sheet import NUMBER, Sheet, wrong, yaml_text
-from launcher.tools.importing.shell import HARMLESS, Left, Script
+from launcher.tools.importing.shell import HARMLESS, Script, Unfollowed
 from launcher.tools.importing.slurm_lines import Batch, parse_sbatch
 from launcher.tools.importing.starts import (
     Start,
@@ -52,11 +52,11 @@ PATHS = frozenset(
 
 
 @dataclass(frozen=True)
-class Imported:
+class ImportResult:
     """A run file's text; what of the script isn't in it; what keeps the file from running."""
 
     text: str
-    told: tuple[Left, ...]
+    told: tuple[Unfollowed, ...]
     wrong: str
 
 
@@ -68,7 +68,7 @@ def imported(
     tag: str,
     bare: Collection[str] = (),
     positional: tuple[str, ...] = (),
-) -> Imported:
+) -> ImportResult:
     """The run file of the script `text`; nothing of it is run.
 
     `images` has the releases of each tag, the default first; `tag` is taken where the script names
@@ -100,15 +100,15 @@ def imported(
         sheet.tell(other.line, "another command that starts a program: not carried over")
     written = sheet.written(name)
     told = sorted(dict.fromkeys(sheet.told), key=lambda left: left.line)
-    return Imported(written, tuple(told), wrong(written, images, bare))
+    return ImportResult(written, tuple(told), wrong(written, images, bare))
 
 
 # Around it: docker run, srun, mkdir
 
 
-def _around(script: Script, start: Start, sheet: Sheet) -> Container:
+def _around(script: Script, start: Start, sheet: Sheet) -> ContainerLine:
     """The container that the script starts, if any; what other commands do is told."""
-    found = Container()
+    found = ContainerLine()
     for command in script.commands:
         mine = bool(start.before) and command.words[: len(start.before)] == start.before
         words = start.before if mine else command.words
@@ -142,7 +142,7 @@ def _around(script: Script, start: Start, sheet: Sheet) -> Container:
 # Keys
 
 
-def _set_program(sheet: Sheet, start: Start, around: Container) -> None:
+def _set_program(sheet: Sheet, start: Start, around: ContainerLine) -> None:
     """One of the image's programs by its name; any other is a script of this machine."""
     text = start.program.text
     inside = re.search(r"(?:^|/)((?:pretrain_\w+|train_rl|(?:examples|tools)/.+)\.py)$", text)
@@ -157,7 +157,7 @@ def _set_program(sheet: Sheet, start: Start, around: Container) -> None:
     sheet.keys["program"] = yaml_text(own)
 
 
-def _set_processes(sheet: Sheet, start: Start, around: Container, asked: Batch) -> None:
+def _set_processes(sheet: Sheet, start: Start, around: ContainerLine, asked: Batch) -> None:
     """gpus, nodes and max_restarts, by what torchrun is told, or srun by the #SBATCH lines."""
     given: dict[str, Word] = {}
     if start.torchrun is None and any(word.text == "srun" for word in start.before):
@@ -260,7 +260,7 @@ def _options(words: Iterable[Word]) -> Iterator[tuple[str, tuple[Word, ...], int
 def _set_options(
     sheet: Sheet,
     start: Start,
-    around: Container,
+    around: ContainerLine,
     images: Mapping[str, tuple[str, ...]],
     upstream: Mapping[str, tuple[str, ...]],
     tag: str,
@@ -304,7 +304,7 @@ def _set_options(
 def _set_image(
     sheet: Sheet,
     start: Start,
-    around: Container,
+    around: ContainerLine,
     images: Mapping[str, tuple[str, ...]],
     upstream: Mapping[str, tuple[str, ...]],
     tag: str,
@@ -349,7 +349,7 @@ def _set_image(
     return release
 
 
-def _set_env(sheet: Sheet, script: Script, start: Start, around: Container) -> None:
+def _set_env(sheet: Sheet, script: Script, start: Start, around: ContainerLine) -> None:
     """The variables that the script exports, but for those that the launcher sees to."""
     split = {"parallel.tensor_model_parallel_size", "parallel.context_parallel_size"}
     for name, word in {**script.exported, **around.env, **start.env}.items():

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from itertools import zip_longest
 
 from launcher.base.yamlfile import printable
-from launcher.tools.importing.shell import Left
+from launcher.tools.importing.shell import Unfollowed
 from launcher.tools.importing.words import Word
 
 SHORT = {"N": "nodes", "c": "cpus-per-task", "t": "time", "p": "partition", "A": "account"}
@@ -50,7 +50,7 @@ class Batch:
     tasks: Word | None = None
     variables: dict[str, str] = field(default_factory=dict)
     keys: dict[str, Word] = field(default_factory=dict)
-    left: list[Left] = field(default_factory=list)
+    left: list[Unfollowed] = field(default_factory=list)
 
 
 def parse_sbatch(text: str) -> Batch:
@@ -65,7 +65,7 @@ def parse_sbatch(text: str) -> Batch:
             key = "gpus-per-node" if name == "gres" else name
             counts[key] = Word(str(int(found[1] or 1)), line)
         if not found or name == "cpus-per-task":
-            asked.left.append(Left(line, f"#SBATCH {told}: not carried over"))
+            asked.left.append(Unfollowed(line, f"#SBATCH {told}: not carried over"))
     asked.nodes, asked.gpus = counts.get("nodes"), counts.get("gpus-per-node")
     asked.tasks = counts.get("ntasks-per-node")
     asked.variables = {n: counts[key].text for n, key in VARIABLES.items() if key in counts}

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from launcher.runs.plan.program import upstreams
-from launcher.tools.importing.shell import Branch, Command, Left, Script
+from launcher.tools.importing.shell import Branch, Script, ShellCommand, Unfollowed
 from launcher.tools.importing.words import Word
 
 LAUNCHERS = ("torch.distributed.launch", "torch.distributed.run")
@@ -87,12 +87,12 @@ def _entered(script: Script, branches: tuple[Branch, ...], start: Start) -> Scri
             [*script.commands, *inner.commands],
             script.exported | inner.exported,
             [one for one in script.left if one != branch.left]
-            + [Left(branch.left.line, f"{what} {start.name}"), *inner.left],
+            + [Unfollowed(branch.left.line, f"{what} {start.name}"), *inner.left],
         )
     return script
 
 
-def start_of(command: Command) -> Start | None:
+def start_of(command: ShellCommand) -> Start | None:
     """The command taken apart, if it starts a Python program."""
     words = command.words
     for at, word in enumerate(words):
@@ -113,7 +113,7 @@ def start_of(command: Command) -> Start | None:
 
 
 def _taken_apart(
-    command: Command, at: int, words: tuple[Word, ...], *, launched: bool = True
+    command: ShellCommand, at: int, words: tuple[Word, ...], *, launched: bool = True
 ) -> Start | None:
     """torchrun's own words end at the program, the first that is no option or its value."""
     position = 0

@@ -33,7 +33,7 @@ DEFAULTS = {"PWD": ".", "HOME": "~"}
 
 
 @dataclass(frozen=True)
-class Piece:
+class WordPiece:
     """Text of one origin. A quoted one isn't split; `unknown` says why its text can't be told."""
 
     text: str
@@ -42,8 +42,8 @@ class Piece:
     unknown: str = ""
 
 
-Pieces = tuple[Piece, ...]
-EMPTY: Pieces = (Piece("", 0, quoted=True),)
+Pieces = tuple[WordPiece, ...]
+EMPTY: Pieces = (WordPiece("", 0, quoted=True),)
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Word:
     unknown: str = ""
 
 
-class Source:
+class ShellSource:
     """A script as the grammar takes it: in ASCII, with words of it for other characters.
 
     The grammar's scanner asks C's isalnum of each character, which can crash above 255. So is
@@ -84,36 +84,36 @@ class Source:
         """The script's line of a row of the text (from 0)."""
         return self.lines[min(row, len(self.lines) - 1)]
 
-    def pieces(self, plain: str, line: int, quoted: bool) -> Iterator[Piece]:
+    def pieces(self, plain: str, line: int, quoted: bool) -> Iterator[WordPiece]:
         """What a part of the text says, at least one piece."""
         text, found = "", False
         for index, part in enumerate(re.split(rf"{self.mark}([0-9a-f]{{6}})", plain)):
             number = int(part, 16) if index % 2 else 0
             text += chr(number) if 0 < number < UNKNOWN else "" if number else part
             if number >= UNKNOWN:
-                yield Piece(text, line, quoted)
-                yield Piece("", line, quoted, self.reasons[number - UNKNOWN])
+                yield WordPiece(text, line, quoted)
+                yield WordPiece("", line, quoted, self.reasons[number - UNKNOWN])
                 text, found = "", True
         if text or not found:
-            yield Piece(text, line, quoted)
+            yield WordPiece(text, line, quoted)
 
     def told(self, plain: str) -> str:
         """A part of the text for people."""
         return "".join("…" if p.unknown else p.text for p in self.pieces(plain, 0, True))
 
 
-class Words:
+class WordValues:
     """The variables of a script, and what its words come to by them."""
 
-    def __init__(self, source: Source, plain: bytes, variables: dict[str, list[str]]) -> None:
+    def __init__(self, source: ShellSource, plain: bytes, variables: dict[str, list[str]]) -> None:
         self.source, self.plain = source, plain
         self.ends = [match.start() for match in re.finditer(b"\n", plain)]
         known = {name: [value] for name, value in DEFAULTS.items()} | {"@": []} | variables
         # What is no array is one of a single element, as it is to a shell.
         self.values: dict[str, list[Pieces]] = {
-            name: [(Piece(value, 0),) for value in values] for name, values in known.items()
+            name: [(WordPiece(value, 0),) for value in values] for name, values in known.items()
         }
-        self.values["0"] = [(Piece("", 0, unknown="$0 is the script itself"),)]
+        self.values["0"] = [(WordPiece("", 0, unknown="$0 is the script itself"),)]
 
     def text(self, node: Node | None) -> str:
         """A node's text, as people know it."""
@@ -128,13 +128,13 @@ class Words:
 
     def unknown(self, node: Node, why: str, *, quoted: bool = False) -> Pieces:
         """What a node comes to where that can't be told."""
-        return (Piece("", self.line(node), quoted, f"{self.shortened(node)} {why}"),)
+        return (WordPiece("", self.line(node), quoted, f"{self.shortened(node)} {why}"),)
 
     def forget(self, names: list[str], line: int, why: str = "") -> None:
         """From here on the variables have values that can't be told."""
         for name in names:
             unknown = why or f"what {name} is set to depends on what isn't followed"
-            self.values[name] = [(Piece("", line, unknown=unknown),)]
+            self.values[name] = [(WordPiece("", line, unknown=unknown),)]
 
     def keep(self, name: str, values: list[Pieces], line: int) -> None:
         """Give a variable its elements; more than any script's are too many to keep."""
@@ -210,7 +210,7 @@ class Words:
 
     def _in_string(self, node: Node) -> Pieces:
         """What stands between double quotes; the grammar leaves out blanks between expansions."""
-        found: list[Piece] = []
+        found: list[WordPiece] = []
         at = node.start_byte + 1
         for child in node.named_children:
             if child.type == "string_content":
@@ -228,7 +228,7 @@ class Words:
 
     def _rows(self, plain: str, row: int, escape: re.Pattern[str] | None = None) -> Pieces:
         """Quoted text from a row on, in pieces of one line each, without what escapes."""
-        found = list[Piece]()
+        found = list[WordPiece]()
         for number, text in enumerate(_lines_of(plain), row):
             text = escape.sub(_unescaped, text) if escape else text
             found += self.source.pieces(text, self.source.line_of(number), True)
@@ -265,7 +265,7 @@ class Words:
             return values[0] if values else ()
         else:
             why = "is given on the command line" if name.isdigit() else "isn't set in the script"
-        return (Piece("", self.line(node), unknown=f"${name} {why}"),)
+        return (WordPiece("", self.line(node), unknown=f"${name} {why}"),)
 
     def _arithmetic(self, node: Node) -> Pieces:
         """`$((…))` of whole numbers, and of variables that hold some."""
@@ -284,7 +284,7 @@ class Words:
             value = None
         if value is None or abs(value) >= 2**63:
             return self.unknown(node, "can't be computed")
-        return (Piece(str(value), self.line(node)),)
+        return (WordPiece(str(value), self.line(node)),)
 
 
 def _computed(node: ast.expr) -> int:
@@ -335,10 +335,10 @@ def _lines_of(text: str) -> list[str]:
 
 def by_line(text: str, line: int) -> Pieces:
     """A text in pieces of one line each, at least one."""
-    return tuple(Piece(row, number) for number, row in enumerate(_lines_of(text), line))
+    return tuple(WordPiece(row, number) for number, row in enumerate(_lines_of(text), line))
 
 
-def _filled_in(piece: Piece) -> Iterator[Piece]:
+def _filled_in(piece: WordPiece) -> Iterator[WordPiece]:
     """The piece with what is left for the reader to fill in as pieces that aren't known."""
     at = 0
     for blank in PLACEHOLDER.finditer(piece.text):
@@ -354,7 +354,7 @@ def _requoted(pieces: Pieces, *, quoted: bool = False) -> Pieces:
 
 def _split(pieces: Pieces) -> list[Pieces]:
     """The words of pieces: unquoted text parts at blanks."""
-    words: list[list[Piece]] = []
+    words: list[list[WordPiece]] = []
     open_word = False
     for piece in pieces:
         if piece.quoted or piece.unknown:

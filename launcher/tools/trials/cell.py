@@ -66,7 +66,7 @@ def examine(asked: Mapping[str, Any], tell: Tell) -> Mapping[str, Any]:
     asked: tag, megatron, checkout, base, builder, gpus, seconds (for a training run), train
     """
     from launcher.base.settings import settings
-    from launcher.images.builder.image import Builds, Request
+    from launcher.images.builder.image import BuildRequest, Builds
     from launcher.images.engine.connect import connect
     from launcher.runs.backends import backend
     from launcher.tools.trials import facts, trials
@@ -76,7 +76,7 @@ def examine(asked: Mapping[str, Any], tell: Tell) -> Mapping[str, Any]:
     progress.begin("pull")
     try:
         builds = Builds(connect(timeout=600), settings(), progress, REPOSITORY, standin=True)
-        request = Request(
+        request = BuildRequest(
             asked["tag"], asked["megatron"], checkout, asked["base"], asked["builder"]
         )
         image = {"name": builds.build(request).names[0]}

@@ -11,7 +11,7 @@ from pathlib import Path
 from launcher.base.screen import duration
 from launcher.images.matrix.render import between_markers
 from launcher.tools.trials.report import BEGIN, END, PAGE, load_committed, plain, table
-from launcher.tools.trials.result import ORDER, STAGES, Result, warned
+from launcher.tools.trials.result import ORDER, STAGES, CellResult, warned
 
 PARTS = Path(__file__).with_name("page")
 """The template of the page, its style and its script."""
@@ -50,11 +50,11 @@ NAMES = {
 
 
 @dataclass(frozen=True)
-class Card:
+class CellCard:
     """A cell as the page shows it: `id` is what comes after # in a link to it."""
 
     id: str
-    result: Result
+    result: CellResult
 
     @property
     def kind(self) -> str:
@@ -91,7 +91,7 @@ class Card:
         return f"launcher matrix compat {one.tag} --megatron {one.megatron}{on} --again"
 
 
-def as_html(results: Sequence[Result], title: str = "Compatibility") -> str:
+def as_html(results: Sequence[CellResult], title: str = "Compatibility") -> str:
     """The page; a text of an image or a log is never anything but text in it."""
     import jinja2
     from markupsafe import Markup
@@ -134,16 +134,16 @@ def rendered(texts: Mapping[Path, str], root: Path) -> dict[Path, str]:
     return {readme: shown, root / PAGE: as_html(results, "What was tried")}
 
 
-def _cards(results: Iterable[Result]) -> Iterable[Card]:
+def _cards(results: Iterable[CellResult]) -> Iterable[CellCard]:
     """A card for each result; the id of a second one of the same cell has its number."""
     had: dict[str, int] = {}
     for one in results:
         name = f"{one.tag}-{one.megatron}"
         had[name] = had.get(name, 0) + 1
-        yield Card(name if had[name] == 1 else f"{name}-{had[name]}", one)
+        yield CellCard(name if had[name] == 1 else f"{name}-{had[name]}", one)
 
 
-def _present(results: Iterable[Result]) -> dict[str, str]:
+def _present(results: Iterable[CellResult]) -> dict[str, str]:
     """The facts that any image has, by their names."""
     found = {
         name

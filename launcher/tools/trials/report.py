@@ -15,7 +15,7 @@ from xml.etree import ElementTree
 
 from launcher.base import files
 from launcher.base.errors import UsageError
-from launcher.tools.trials.result import Result, cause, warned
+from launcher.tools.trials.result import CellResult, cause, warned
 
 RESULTS, PAGE = "docs/compat.json", "docs/compat.html"
 """Where committed results are, and their page, below the folder of the matrix."""
@@ -27,7 +27,7 @@ ESCAPE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|
 """A terminal's control sequence (ECMA-48, 5.4 and 5.6): colours, titles, links."""
 
 
-def as_json(results: Sequence[Result]) -> str:
+def as_json(results: Sequence[CellResult]) -> str:
     """All that was found, with the cause of each warning where it is known."""
     told = []
     for one in results:
@@ -36,11 +36,11 @@ def as_json(results: Sequence[Result]) -> str:
     return json.dumps({"cells": told}, indent=2, sort_keys=True) + "\n"
 
 
-def from_json(text: str, source: str) -> list[Result]:
+def from_json(text: str, source: str) -> list[CellResult]:
     """The results in what `as_json` wrote. Raises UsageError, naming `source`, for another text."""
     try:
         return [
-            Result(**{**told, "warnings": [one["text"] for one in told["warnings"]]})
+            CellResult(**{**told, "warnings": [one["text"] for one in told["warnings"]]})
             for told in json.loads(text)["cells"]
         ]
     except (ValueError, TypeError, KeyError) as error:
@@ -50,7 +50,7 @@ def from_json(text: str, source: str) -> list[Result]:
         ) from error
 
 
-def as_junit(results: Sequence[Result]) -> str:
+def as_junit(results: Sequence[CellResult]) -> str:
     """A test case for each cell: a failure where it is worse than expected, or fails."""
     suite = ElementTree.Element("testsuite", name="compat", tests=str(len(results)))
     failures = 0
@@ -72,7 +72,7 @@ def as_junit(results: Sequence[Result]) -> str:
     return ElementTree.tostring(suite, encoding="unicode", xml_declaration=True) + "\n"
 
 
-def as_markdown(results: Sequence[Result]) -> str:
+def as_markdown(results: Sequence[CellResult]) -> str:
     """A table of cells, with what was expected of each, and a table of their warnings."""
     rows = []
     for one in warned(results):
@@ -82,7 +82,7 @@ def as_markdown(results: Sequence[Result]) -> str:
     return table(results) + "".join(f"{line}\n" for line in [*head, *rows])
 
 
-def table(results: Iterable[Result]) -> str:
+def table(results: Iterable[CellResult]) -> str:
     """The cells, a row for each."""
     lines = ["| tag | Megatron | verdict | expected | on | why |", "|---|---|---|---|---|---|"]
     for one in results:
@@ -135,13 +135,13 @@ def _is_printable(point: int) -> bool:
     return not (control or 0xD800 <= point <= 0xDFFF or point & 0xFFFE == 0xFFFE)
 
 
-def load_committed(root: Path) -> list[Result]:
+def load_committed(root: Path) -> list[CellResult]:
     """The committed results, none where there is no file of them."""
     path = root / RESULTS
     return from_json(path.read_text(encoding="utf-8"), RESULTS) if path.exists() else []
 
 
-def merged(old: Iterable[Result], new: Iterable[Result]) -> list[Result]:
+def merged(old: Iterable[CellResult], new: Iterable[CellResult]) -> list[CellResult]:
     """The old results with the new in place of those of the same cell on the same GPUs.
 
     An old one that was never asked what GPUs it had, as it failed before, makes way for any.
@@ -156,7 +156,7 @@ def merged(old: Iterable[Result], new: Iterable[Result]) -> list[Result]:
     return sorted(found.values(), key=lambda one: (one.tag, numbers[one.megatron], one.trained_on))
 
 
-def commit(results: Iterable[Result], root: Path) -> Path:
+def commit(results: Iterable[CellResult], root: Path) -> Path:
     """Put results among those that are committed; the file."""
     path = root / RESULTS
     path.parent.mkdir(exist_ok=True)

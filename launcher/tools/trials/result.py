@@ -84,7 +84,7 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Result:
+class CellResult:
     """What was found: a verdict of ORDER; of one that failed the stage, the reason, the last lines.
 
     key: names all that the cell was tried with; seconds: of each stage
@@ -145,26 +145,26 @@ class Result:
 
 
 @dataclass(frozen=True)
-class Warned:
+class WarningNote:
     """A warning as it was first told, why it comes ("" where unknown), and the cells it is of."""
 
     text: str
     cause: str
-    results: tuple[Result, ...]
+    results: tuple[CellResult, ...]
 
 
-def warned(results: Iterable[Result]) -> list[Warned]:
+def warned(results: Iterable[CellResult]) -> list[WarningNote]:
     """The warnings of all cells, each once whatever numbers stand in it, the most frequent first.
 
     They are told apart as a trial does it: 0x7f3c and 12 are the same in two texts.
     """
-    found: dict[str, tuple[str, list[Result]]] = {}
+    found: dict[str, tuple[str, list[CellResult]]] = {}
     for one in results:
         for text in one.warnings:
             _, those = found.setdefault(NUMBER.sub("#", text), (text, []))
             if not those or those[-1] is not one:
                 those.append(one)
-    told = [Warned(text, cause(text), tuple(those)) for text, those in found.values()]
+    told = [WarningNote(text, cause(text), tuple(those)) for text, those in found.values()]
     return sorted(told, key=lambda one: -len(one.results))
 
 

@@ -34,7 +34,7 @@ from launcher.images.sources import fetch, source
 from launcher.runs import payload
 from launcher.tools.trials import facts, inside, quickstart_reload, trials
 from launcher.tools.trials.cell import REPOSITORY
-from launcher.tools.trials.result import LIMITS, ORDER, OUTSIDE, WHILE, Cell, Result
+from launcher.tools.trials.result import LIMITS, ORDER, OUTSIDE, WHILE, Cell, CellResult
 
 if TYPE_CHECKING:
     from docker import DockerClient
@@ -99,7 +99,7 @@ class Series:
         """The engine, which is asked for nothing that is finished."""
         return self.connect()
 
-    def run(self, cells: Sequence[Cell]) -> Iterator[Result]:
+    def run(self, cells: Sequence[Cell]) -> Iterator[CellResult]:
         """The result of each cell, as it comes; those that are kept at once.
 
         What failed at what it has from outside is tried again. Raises UsageError, before the first,
@@ -111,23 +111,23 @@ class Series:
         for cell in cells:
             yield (None if self.again else self._kept(cell, OUTSIDE)) or self._tried(cell)
 
-    def kept(self, cells: Iterable[Cell]) -> Iterator[Result]:
+    def kept(self, cells: Iterable[Cell]) -> Iterator[CellResult]:
         """The results of earlier series, on any machine; of those cells that have one."""
         return filter(None, map(self._kept, cells))
 
-    def _kept(self, cell: Cell, but: Sequence[str] = ()) -> Result | None:
+    def _kept(self, cell: Cell, but: Sequence[str] = ()) -> CellResult | None:
         """The result of an earlier series, where all that it was tried with is the same.
 
         but: stages; what failed there isn't taken
         """
         with suppress(OSError, ValueError, TypeError):
-            found = Result(**json.loads(self._file(cell).read_text(encoding="utf-8")))
+            found = CellResult(**json.loads(self._file(cell).read_text(encoding="utf-8")))
             if found.stage not in but and found.key == self.key(cell, found.stage):
                 self.say(f"{cell}: {found.told} · kept")
                 return found
         return None
 
-    def _tried(self, cell: Cell) -> Result:
+    def _tried(self, cell: Cell) -> CellResult:
         """Try a cell, and keep what came of it, unless what it is tried with changed meanwhile."""
         row = find_row(self.matrix, cell.tag)
         expected = row.expected if cell.megatron == row.megatron else None
@@ -145,7 +145,7 @@ class Series:
                 self._remove(*self._names_of(base, there))
                 self.say(f"BuildKit may keep layers of {base}: docker builder prune frees them")
         key = self._digest(tried_with, found.get("stage", ""))
-        result = Result(cell.tag, cell.megatron, key, expected=expected, **found)
+        result = CellResult(cell.tag, cell.megatron, key, expected=expected, **found)
         self.say(f"{cell}: {result.told} ({time.monotonic() - before:.0f} s)")
         if self._still(cell, tried_with):
             files.write(self._file(cell), json.dumps(asdict(result), indent=2) + "\n")

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from launcher.base import owned
 from launcher.base.errors import LauncherError
 from launcher.base.settings import ROOT, settings
-from launcher.runs.plan.image import Facts, reference
+from launcher.runs.plan.image import ImageFacts, reference
 from launcher.runs.runfile.config import Image
 from launcher.runs.runfile.values import Gpus, parse_gpus
 from launcher.tools.trials import quickstart_reload
@@ -63,7 +63,7 @@ class TrialError(LauncherError):
 
 
 @dataclass(frozen=True)
-class Ran:
+class TrialRun:
     """A run that ended well: its lines, and the records of its metrics.jsonl."""
 
     lines: tuple[str, ...]
@@ -76,7 +76,7 @@ class Ran:
 
 
 @dataclass(frozen=True)
-class Place:
+class TrialPlace:
     """Where trials run: a folder of their own, an image as a run file names it, GPUs (0: the CPU).
 
     `processes` are as many as trials start at most; `seconds` is how long a run may take; `devices`
@@ -95,7 +95,9 @@ class Place:
     source: Path | None = None
     fused: bool = True
 
-    def run(self, name: str, config: Mapping[str, Any], processes: int, stage: str = TRAIN) -> Ran:
+    def run(
+        self, name: str, config: Mapping[str, Any], processes: int, stage: str = TRAIN
+    ) -> TrialRun:
         """Run `config` by `launcher run`, on the CPU or as many GPUs. Raises TrialError."""
         given: dict[str, Any] = {"name": name, "image": dict(self.image)}
         if self.gpus:
@@ -130,7 +132,7 @@ class Place:
         if process.returncode:
             raise failure(f"{name}: exit code {process.returncode}", lines, stage)
         kept = (one.read_text(encoding="utf-8") for one in records.glob("*/metrics.jsonl"))
-        return Ran(lines, tuple(map(json.loads, "".join(kept).splitlines())))
+        return TrialRun(lines, tuple(map(json.loads, "".join(kept).splitlines())))
 
 
 def _end(process: subprocess.Popen[str]) -> str:
@@ -181,7 +183,7 @@ def _config(iterations: int, tensor: int, **more: Any) -> dict[str, Any]:
     }
 
 
-def entrypoint(at: Place) -> list[Ran]:
+def entrypoint(at: TrialPlace) -> list[TrialRun]:
     """Our program learns, saves split over all processes, and goes on in one."""
     saved = {"save": "entrypoint", "load": "entrypoint", "save_interval": 40}
     learns = at.run("entrypoint", _config(40, at.processes, checkpoint=saved), at.processes)
@@ -193,7 +195,7 @@ def entrypoint(at: Place) -> list[Ran]:
     return [learns, goes_on]
 
 
-def quickstart(at: Place) -> list[Ran]:
+def quickstart(at: TrialPlace) -> list[TrialRun]:
     """Upstream's quickstart trains five steps, saves and loads at TP=2, and TP=1 loads that."""
     workdir = {"resources": {"workdir": "quickstart", "stop_grace": 10}}
     (at.folder / "quickstart").mkdir(exist_ok=True)
@@ -216,7 +218,7 @@ MOCK_VOCABULARY = 8192
 """Upstream's made-up documents count up to 4096 (MockGPTLowLevelDataset, before 0.16)."""
 
 
-def pretrain_gpt(at: Place) -> list[Ran]:
+def pretrain_gpt(at: TrialPlace) -> list[TrialRun]:
     """Upstream's pretrain_gpt.py runs ten steps on made-up data."""
     given = _config(10, at.processes, program="pretrain_gpt.py")
     given["data"] = {"mock": True, "vocab_size": MOCK_VOCABULARY}
@@ -274,7 +276,7 @@ def attempts(
     wanted = parse_gpus(gpus)
     count = (chosen.count_gpus() or 0) if wanted.count is None else wanted.count
     with owned.scratch(settings().cache) as folder:
-        at = Place(
+        at = TrialPlace(
             Path(folder),
             image,
             count,
@@ -288,7 +290,7 @@ def attempts(
         return {name: attempt(name, at, held) for name in TRIALS}
 
 
-def attempt(name: str, at: Place, held: Facts | None) -> Verdict:
+def attempt(name: str, at: TrialPlace, held: ImageFacts | None) -> Verdict:
     """Carry a trial out, where the image, which holds `held`, has what it takes."""
     if at.source is None and (held is None or not held.release):
         return Verdict(SKIPPED, "the image has no Megatron of ours")
@@ -303,7 +305,7 @@ def attempt(name: str, at: Place, held: Facts | None) -> Verdict:
     return Verdict(WARNS if told else RUNS, warnings=tuple(told))
 
 
-TRIALS: Mapping[str, Callable[[Place], list[Ran]]] = {
+TRIALS: Mapping[str, Callable[[TrialPlace], list[TrialRun]]] = {
     "entrypoint": entrypoint,
     "quickstart": quickstart,
     "pretrain_gpt": pretrain_gpt,
@@ -312,7 +314,7 @@ UPSTREAMS = ("quickstart", "pretrain_gpt")
 """The trials of scripts that an image made from an sdist doesn't have."""
 
 
-def warnings(runs: Iterable[Ran]) -> list[str]:
+def warnings(runs: Iterable[TrialRun]) -> list[str]:
     """The warnings that runs printed, each once whatever numbers stand in it, in their order."""
     found: dict[str, str] = {}
     for ran in runs:

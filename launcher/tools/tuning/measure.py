@@ -20,7 +20,7 @@ from launcher.runs.plan.job import Backend
 from launcher.runs.records import metrics, record
 from launcher.runs.records.failures import Sign, explain
 from launcher.runs.runfile.config import RunConfig
-from launcher.tools.tuning.search import Measured, as_line, of_lines
+from launcher.tools.tuning.search import Measurement, as_line, of_lines
 from launcher.tools.tuning.settings import Changes, Setting
 from launcher.trainer import rate
 
@@ -115,7 +115,7 @@ class Runs:
         self.first = True
         self.last = 0.0  # seconds
 
-    def __call__(self, setting: Setting) -> Measured | None:
+    def __call__(self, setting: Setting) -> Measurement | None:
         """What the setting takes; None where there is no more time."""
         found = self.known.get(setting)
         if found is None:
@@ -132,9 +132,9 @@ class Runs:
             self.best = found.ms
         return found
 
-    def _run(self, setting: Setting, more: Changes | None = None) -> Measured:
+    def _run(self, setting: Setting, more: Changes | None = None) -> Measurement:
         argv = self._argv(setting, more or {})
-        steps, mib, tail, ended = list[metrics.Step](), list[float](), list[str](), False
+        steps, mib, tail, ended = list[metrics.TrainingStep](), list[float](), list[str](), False
         began = time.monotonic()
         with subprocess.Popen(
             argv,
@@ -149,8 +149,8 @@ class Runs:
                 for line in _lines(process):
                     tail = [*tail[-300:], line]
                     for found in metrics.parse_all(line):
-                        steps += [found] if isinstance(found, metrics.Step) else []
-                        if isinstance(found, metrics.Memory):
+                        steps += [found] if isinstance(found, metrics.TrainingStep) else []
+                        if isinstance(found, metrics.MemoryUse):
                             mib += [found.max_reserved_mib or found.reserved_mib or 0]
                     at = f"step {steps[-1].iteration}" if steps else "starting"
                     self.tell(f"{setting}: {at}, {time.monotonic() - began:.0f} s")
@@ -163,8 +163,8 @@ class Runs:
         self.first = False
         took = [step.ms_per_step for step in steps[1:]]
         if took and (ended or process.returncode == 0):
-            return Measured(setting, min(took), max(mib, default=None))  # some compile late
-        return Measured(setting, None, None, *_why(tail, process.returncode))
+            return Measurement(setting, min(took), max(mib, default=None))  # some compile late
+        return Measurement(setting, None, None, *_why(tail, process.returncode))
 
     def _argv(self, setting: Setting, more: Changes) -> list[str]:
         keys = {**self.given, **dict(setting.changes), **more}
@@ -186,14 +186,14 @@ class Runs:
         return dict(sorted(found.items(), key=lambda one: -one[1]))
 
 
-def is_slow(steps: Sequence[metrics.Step], best: float | None) -> bool:
+def is_slow(steps: Sequence[metrics.TrainingStep], best: float | None) -> bool:
     """Whether none of two lines after the first comes near the best setting's ms."""
     if not best or len(steps) <= 2:
         return False
     return min(step.ms_per_step for step in steps[1:]) > SLOW * best
 
 
-def has_told(steps: Sequence[metrics.Step]) -> bool:
+def has_told(steps: Sequence[metrics.TrainingStep]) -> bool:
     """Whether the lines after the first took long enough, and the last two are alike."""
     if len(steps) <= 2:
         return False

@@ -47,7 +47,7 @@ micro-batch: their beginnings and ends; as GPT-2 took on H100s by one GPU, TP, P
 
 
 @dataclass(frozen=True)
-class Card:
+class GpuRates:
     """A GPU: TFLOP/s of matrix products and TB/s of its memory, as they are reached.
 
     link: GB/s to the other GPUs, in one direction
@@ -59,13 +59,13 @@ class Card:
     link: float
 
 
-def published(name: str, precision: str) -> Card | None:
+def published(name: str, precision: str) -> GpuRates | None:
     """A card by what is published of it; None where that isn't known."""
     peak, traffic = throughput.peak(name, precision), throughput.peak(name, "memory")
     if not (peak and traffic):
         return None
     link = (throughput.peak(name, "link") or 64) / 2  # PCIe 4.0 x16 has 64 GB/s, both ways
-    return Card(name, peak * PRODUCTS, traffic * TRAFFIC, link * LINK)
+    return GpuRates(name, peak * PRODUCTS, traffic * TRAFFIC, link * LINK)
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ def precision(config: RunConfig) -> str:
     return "bf16" if training.bf16 else "fp16" if training.fp16 else "fp32"
 
 
-def predict(space: Space, setting: Setting, card: Card) -> Prediction | None:
+def predict(space: Space, setting: Setting, card: GpuRates) -> Prediction | None:
     """The prediction for a setting; None where the model's sizes aren't known."""
     config, where = space.of(setting), space.where(setting)
     options = values_of(config, where)
@@ -150,7 +150,7 @@ def _how(config: RunConfig, where: Layout, options: object) -> str:
 
 
 def _bytes_sent(
-    size: model.Shape, needed: memory.Memory, where: Layout, sequences: int, options: object
+    size: model.Shape, needed: memory.MemoryEstimate, where: Layout, sequences: int, options: object
 ) -> float:
     """Bytes that a GPU sends in a step: rings send 2·(n - 1)/n of what they sum over n.
 

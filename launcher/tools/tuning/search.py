@@ -18,14 +18,14 @@ HOPELESS = 1.5
 """One that is predicted to take so much more than the best isn't measured."""
 
 TOLD = ("ms", "mib", "why", "cure")
-"""What is kept of a measurement, as `Measured` has it."""
+"""What is kept of a measurement, as `Measurement` has it."""
 
 FIRST_TRIES = 3
 """Of the settings predicted best, until one of them works."""
 
 
 @dataclass(frozen=True)
-class Measured:
+class Measurement:
     """What a setting took: ms a step and MiB on a GPU; `why` it took nothing, and its cure."""
 
     setting: Setting
@@ -35,7 +35,7 @@ class Measured:
     cure: str = ""
 
 
-Measure = Callable[[Setting], Measured | None]
+Measure = Callable[[Setting], Measurement | None]
 """Measures a setting, or knows what it took; None where there is no more time."""
 
 Predicted = Callable[[Setting], float | None]
@@ -56,11 +56,11 @@ class Search:
         self.space, self.predicted, self.measure = space, predicted, measure
         axes = space.axes().items()
         self.axes = {name: values for name, values in axes if name in names or not names}
-        self.tried: dict[Setting, Measured] = {}
-        self.best: Measured | None = None
+        self.tried: dict[Setting, Measurement] = {}
+        self.best: Measurement | None = None
         self.alike = False  # what ended all that was tried
 
-    def run(self) -> Measured | None:
+    def run(self) -> Measurement | None:
         """Search until nothing is faster, or the time is over; the fastest, None if none ran.
 
         What ends two settings for the same reason, other than memory, ends the others too.
@@ -134,16 +134,16 @@ class Search:
         return not (now and then) or then < now * HOPELESS
 
 
-def as_line(found: Measured) -> dict[str, object]:
+def as_line(found: Measurement) -> dict[str, object]:
     """A measurement as JSON."""
     changes = dict(found.setting.changes)
     return {"changes": changes} | {name: getattr(found, name) for name in TOLD}
 
 
-def of_lines(lines: Iterator[Mapping[str, object]]) -> Iterator[Measured]:
+def of_lines(lines: Iterator[Mapping[str, object]]) -> Iterator[Measurement]:
     """The measurements that lines of JSON hold; what is no such line is passed over."""
     for line in lines:
         changes = line.get("changes")
         if isinstance(changes, dict):
             values = {name: line[name] for name in TOLD if name in line}
-            yield Measured(Setting(tuple(sorted(changes.items()))), **values)  # type: ignore[arg-type]
+            yield Measurement(Setting(tuple(sorted(changes.items()))), **values)  # type: ignore[arg-type]

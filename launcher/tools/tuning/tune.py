@@ -13,15 +13,15 @@ from launcher.base.errors import LauncherError, UsageError
 from launcher.base.screen import Progress, duration
 from launcher.runs.checks import auto, gather, memory
 from launcher.runs.checks.machine import Gpu
-from launcher.runs.follow.assemble import Assembled, assemble, counted, new_stamp
+from launcher.runs.follow.assemble import PlannedRun, assemble, counted, new_stamp
 from launcher.runs.plan import model
 from launcher.runs.plan.job import Backend
 from launcher.runs.plan.render import values_of
 from launcher.runs.records import record, throughput
-from launcher.runs.runfile.source import Asked, Override, overridden
+from launcher.runs.runfile.source import Override, RunRequest, overridden
 from launcher.tools.tuning import measure, predict
-from launcher.tools.tuning.predict import Card
-from launcher.tools.tuning.search import Measured, Search
+from launcher.tools.tuning.predict import GpuRates
+from launcher.tools.tuning.search import Measurement, Search
 from launcher.tools.tuning.settings import MICRO, Setting, Space, supported
 
 PREDICTABLE = ("micro-batch", "precision", "layout", "recomputing", "data parallelism", "fast path")
@@ -40,7 +40,7 @@ HELPS = {
 
 
 @dataclass(frozen=True)
-class Wanted:
+class TuneRequest:
     """How to tune: `steps` of a run, `minutes` in all; `card` is a GPU's name, in place of ours."""
 
     steps: int = 25
@@ -51,18 +51,18 @@ class Wanted:
 
 
 @dataclass(frozen=True)
-class Result:
+class TuneResult:
     """What came of it: the run without `auto`, its fastest setting, and what to tell of all.
 
     The table is the measurements, the fastest first.
     """
 
-    best: Measured
+    best: Measurement
     space: Space
     lines: tuple[str, ...]
     table: tuple[str, ...]
 
-    def changes(self, asked: Asked) -> dict[str, object]:
+    def changes(self, asked: RunRequest) -> dict[str, object]:
         """The keys of the run file to change, its `auto` of the micro-batch too."""
         found, tuned = dict(self.best.setting.changes), self.space.of(self.best.setting)
         training = asked.config.training
@@ -82,12 +82,12 @@ class Ground:
     """What is tuned where: the space, the plan as given, the GPUs' name, "" on the CPU."""
 
     space: Space
-    assembled: Assembled
+    assembled: PlannedRun
     gpu: str
     given: dict[str, object]
 
 
-def _ground(asked: Asked, chosen: Backend, wanted: Wanted, *, dry: bool) -> Ground:
+def _ground(asked: RunRequest, chosen: Backend, wanted: TuneRequest, *, dry: bool) -> Ground:
     """Raises UsageError for a run that can't be tuned, EngineError."""
     config, origin = asked.config, asked.origin
     if not supported(config.program):
@@ -123,7 +123,7 @@ def _has_bf16(name: str) -> bool:
     return throughput.peak(name, "bf16") is not None
 
 
-def planned(asked: Asked, chosen: Backend, wanted: Wanted) -> Iterator[str]:
+def planned(asked: RunRequest, chosen: Backend, wanted: TuneRequest) -> Iterator[str]:
     """Lines on what the settings should take, by what is published of the card."""
     ground = _ground(asked, chosen, wanted, dry=True)
     space, name = ground.space, ground.gpu
@@ -132,12 +132,12 @@ def planned(asked: Asked, chosen: Backend, wanted: Wanted) -> Iterator[str]:
         told = f"nothing is published here of {name}" if name else "there is no GPU to plan for"
         raise UsageError(told, '--card "H100 80GB HBM3", as nvidia-smi names it.')
 
-    def predicted(setting: Setting) -> Measured:
+    def predicted(setting: Setting) -> Measurement:
         found = predict.predict(space, setting, card)
         needed = memory.estimate(space.of(setting), space.where(setting), space.capability)
         mib = needed.total / MIB if needed else None
         ms, why = (found.ms, "") if found else (None, "the model's sizes aren't known")
-        return Measured(setting, ms, mib, why)
+        return Measurement(setting, ms, mib, why)
 
     search = Search(space, lambda setting: predicted(setting).ms, predicted, PREDICTABLE)
     best = search.run()
@@ -157,8 +157,12 @@ def planned(asked: Asked, chosen: Backend, wanted: Wanted) -> Iterator[str]:
 
 
 def tune(
-    asked: Asked, chosen: Backend, words: Sequence[str], wanted: Wanted, progress: Progress
-) -> Result:
+    asked: RunRequest,
+    chosen: Backend,
+    words: Sequence[str],
+    wanted: TuneRequest,
+    progress: Progress,
+) -> TuneResult:
     """Search, and tell each measurement as it comes. Raises LauncherError where no setting ran."""
     ground = _ground(asked, chosen, wanted, dry=False)
     space, began = ground.space, time.monotonic()
@@ -176,7 +180,7 @@ def tune(
     known = set(runs.known)
     progress.note(HEADS)
 
-    def measured(setting: Setting) -> Measured | None:
+    def measured(setting: Setting) -> Measurement | None:
         found = runs(setting)
         if found:
             progress.note(_row(found) + " (known)" * (setting in known))
@@ -200,10 +204,10 @@ def tune(
     lines = [*_told(ground, search, best, rates, shares)]
     lines.append(f"it took {duration(time.monotonic() - began)}; kept in {runs.folder}")
     rows = sorted(search.tried.values(), key=lambda one: one.ms or float("inf"))
-    return Result(best, space, tuple(lines), (HEADS, *map(_row, rows)))
+    return TuneResult(best, space, tuple(lines), (HEADS, *map(_row, rows)))
 
 
-def _name(asked: Asked, chosen: Backend, wanted: Wanted, ground: Ground) -> str:
+def _name(asked: RunRequest, chosen: Backend, wanted: TuneRequest, ground: Ground) -> str:
     """The folder of the measurements: the same for the same run, image, cards and steps."""
     plan = ground.assembled.plan
     image = dict(chosen.identity(plan.image)).get("id") or ground.assembled.run.facts.release
@@ -212,23 +216,23 @@ def _name(asked: Asked, chosen: Backend, wanted: Wanted, ground: Ground) -> str:
     return "tune-" + hashlib.sha256(json.dumps(told).encode()).hexdigest()[:8]
 
 
-def _card(name: str, precision: str, rates: object) -> Card | None:
+def _card(name: str, precision: str, rates: object) -> GpuRates | None:
     """The card by its measured rates, and by its published ones for what wasn't measured."""
     known = predict.published(name, precision) if name else None
     if not isinstance(rates, dict):
         return known
     link = known.link if known else 16.0
-    return Card(name or "the CPU", float(rates["tflops"]), float(rates["memory"]), link)
+    return GpuRates(name or "the CPU", float(rates["tflops"]), float(rates["memory"]), link)
 
 
-def _row(found: Measured) -> str:
+def _row(found: Measurement) -> str:
     ms = f"{found.ms:.1f}" if found.ms is not None else "-"
     size = f"{found.mib * MIB / 1e9:.1f}" if found.mib else ""
     return f"{ms:>10}  {size:>6}  {found.setting}" + (f": {found.why}" if found.why else "")
 
 
 def _told(
-    ground: Ground, search: Search, best: Measured, rates: object, shares: dict[str, float]
+    ground: Ground, search: Search, best: Measurement, rates: object, shares: dict[str, float]
 ) -> Iterator[str]:
     """What came of it, in lines."""
     assert best.ms

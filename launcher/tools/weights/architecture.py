@@ -11,7 +11,7 @@ from typing import Any
 
 from launcher.base.errors import UsageError
 from launcher.tools.weights.families import FAMILIES, Family, family
-from launcher.tools.weights.reader import EXPERT, LAYER, Checkpoint
+from launcher.tools.weights.reader import EXPERT, LAYER, SavedModel
 
 MODEL_TYPE = "hf_model_type"
 """Which family an imported checkpoint is of, where several have the same tensors."""
@@ -83,7 +83,7 @@ def _refuse(values: Mapping[str, Any], table: Mapping[str, tuple[Any, ...]], whe
             )
 
 
-def of_checkpoint(saved: Checkpoint, given: Mapping[str, Any], name: str = "") -> Architecture:
+def of_checkpoint(saved: SavedModel, given: Mapping[str, Any], name: str = "") -> Architecture:
     """The model of a checkpoint; `given` wins over the arguments that it was saved with.
 
     `name` is a family's; else it is the first that fits. Raises UsageError for what no family has,
@@ -134,7 +134,7 @@ def of_checkpoint(saved: Checkpoint, given: Mapping[str, Any], name: str = "") -
     )
 
 
-def _said(saved: Checkpoint, known: Mapping[str, Any], name: str) -> Any:
+def _said(saved: SavedModel, known: Mapping[str, Any], name: str) -> Any:
     if known.get(name) is None:
         option = name.replace("_", "-")
         raise UsageError(
@@ -155,7 +155,7 @@ def _approximate(known: Mapping[str, Any]) -> bool:
     return bool(fused or known.get("openai_gelu"))
 
 
-def _recognised(saved: Checkpoint, known: Mapping[str, Any]) -> str:
+def _recognised(saved: SavedModel, known: Mapping[str, Any]) -> str:
     """The first family that has these tensors. Raises UsageError where none has."""
     there = saved.tensors.keys()
     wanted = {

@@ -46,7 +46,7 @@ INFLATED = 64
 
 
 @dataclass
-class Entry:
+class ArchiveEntry:
     """An entry of a zip archive in a file: where its bytes lie, and what they are.
 
     `packed` is their number on the disk, `crc` that of their content, 0 where torch made none.
@@ -93,7 +93,7 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Stored:
+class StoredTensor:
     """A tensor's elements as they lie, row by row, in a file: `shape` of them from byte `start`.
 
     That counts from the beginning of the `entry`, where they lie in one.
@@ -103,7 +103,7 @@ class Stored:
     start: int
     dtype: str
     shape: tuple[int, ...]
-    entry: Entry | None = None
+    entry: ArchiveEntry | None = None
 
     def read(self) -> NDArray[Any]:
         """Its elements, a number of as many bytes standing for each. Raises UsageError."""
@@ -159,7 +159,7 @@ class Part(io.RawIOBase):
 
 
 def read(path: Path, offset: int = 0, length: int | None = None) -> Any:
-    """What torch saved in a file, or in `length` bytes of it; a tensor as `Stored`.
+    """What torch saved in a file, or in `length` bytes of it; a tensor as `StoredTensor`.
 
     Names are `pickles.Named`. Raises UsageError where it isn't such a file, or a tensor in it
     isn't one block of its storage.
@@ -181,7 +181,7 @@ class _Tensors(Reader):
     def __init__(self, path: Path, file: IO[bytes], offset: int, archive: zipfile.ZipFile) -> None:
         [name] = [name for name in archive.namelist() if name.endswith("/data.pkl")]
         self.path, self.file, self.offset, self.archive = path, file, offset, archive
-        self.folder, self.entries = name.removesuffix("data.pkl"), dict[str, Entry]()
+        self.folder, self.entries = name.removesuffix("data.pkl"), dict[str, ArchiveEntry]()
         content = self._entry("data.pkl").content()
         look(io.BytesIO(content))
         super().__init__(io.BytesIO(content))
@@ -194,7 +194,7 @@ class _Tensors(Reader):
             return self._tensor if name == "_rebuild_tensor_v2" else lambda tensor, *_: tensor
         return super().find_class(module, name)
 
-    def _tensor(self, storage: Any, first: int, shape: Any, stride: Any, *_: Any) -> Stored:
+    def _tensor(self, storage: Any, first: int, shape: Any, stride: Any, *_: Any) -> StoredTensor:
         dtype, shape = STORAGES[storage[1].__name__], tuple(shape)
         if len(shape) > MOST_AXES:
             raise UsageError(f"{self.path}: a tensor of {len(shape)} axes")
@@ -203,9 +203,9 @@ class _Tensors(Reader):
         if min((first, *shape), default=0) < 0:
             raise UsageError(f"{self.path}: a tensor of shape {shape}, from element {first} on")
         entry = self._entry(f"data/{storage[2]}")
-        return Stored(self.path, first * SIZES[dtype], dtype, shape, entry)
+        return StoredTensor(self.path, first * SIZES[dtype], dtype, shape, entry)
 
-    def _entry(self, name: str) -> Entry:
+    def _entry(self, name: str) -> ArchiveEntry:
         if name in self.entries:
             return self.entries[name]
         found = self.archive.getinfo(self.folder + name)
@@ -215,7 +215,9 @@ class _Tensors(Reader):
         self.file.seek(at + 26)  # of its own header's two lengths
         start = at + 30 + sum(struct.unpack("<HH", self.file.read(4)))
         deflated = found.compress_type == zipfile.ZIP_DEFLATED
-        entry = Entry(self.path, start, found.compress_size, found.file_size, found.CRC, deflated)
+        entry = ArchiveEntry(
+            self.path, start, found.compress_size, found.file_size, found.CRC, deflated
+        )
         return self.entries.setdefault(name, entry)
 
 
@@ -236,7 +238,7 @@ class Name:
 
 
 @dataclass(frozen=True)
-class Made:
+class UnpickledObject:
     """An object that unpickling makes: `of` called with `args`, or a new one given `state`."""
 
     of: Name
@@ -245,7 +247,7 @@ class Made:
 
 
 @dataclass(frozen=True)
-class Tensor:
+class TensorToWrite:
     """A tensor to be written: `data` gives its bytes, row by row, when they are wanted."""
 
     dtype: str
@@ -253,17 +255,20 @@ class Tensor:
     data: Callable[[], Any]
 
 
-def size(shape: tuple[int, ...]) -> Made:
+def size(shape: tuple[int, ...]) -> UnpickledObject:
     """A torch.Size."""
-    return Made(Name("torch", "Size"), (shape,))
+    return UnpickledObject(Name("torch", "Size"), (shape,))
 
 
-def pickled(value: Any, tensors: list[Tensor] | None = None) -> bytes:
-    """A pickle, protocol 2, of plain values, `Name`, `Made` and `Tensor`; the last go to a list."""
+def pickled(value: Any, tensors: list[TensorToWrite] | None = None) -> bytes:
+    """A pickle, protocol 2, of plain values, `Name`, `UnpickledObject` and `TensorToWrite`.
+
+    The last go to a list.
+    """
     return b"\x80\x02" + b"".join(_opcodes(value, [] if tensors is None else tensors)) + b"."
 
 
-def _opcodes(value: Any, tensors: list[Tensor]) -> Iterator[bytes]:
+def _opcodes(value: Any, tensors: list[TensorToWrite]) -> Iterator[bytes]:
     if value is None or isinstance(value, bool):
         yield {None: b"N", True: b"\x88", False: b"\x89"}[value]
     elif isinstance(value, int):
@@ -287,20 +292,20 @@ def _opcodes(value: Any, tensors: list[Tensor]) -> Iterator[bytes]:
         yield b"u"
     elif isinstance(value, Name):
         yield f"c{value.module}\n{value.name}\n".encode()
-    elif isinstance(value, Made):
+    elif isinstance(value, UnpickledObject):
         yield from _opcodes(value.of, tensors)
         yield from _opcodes(value.args or (), tensors)
         yield b"\x81" if value.args is None else b"R"  # NEWOBJ, REDUCE
         if value.state is not None:
             yield from _opcodes(value.state, tensors)
             yield b"b"
-    elif isinstance(value, Tensor):
+    elif isinstance(value, TensorToWrite):
         yield from _tensor_opcodes(value, tensors)
     else:
         raise TypeError(f"{type(value).__name__} isn't pickled here")
 
 
-def _tensor_opcodes(tensor: Tensor, tensors: list[Tensor]) -> Iterator[bytes]:
+def _tensor_opcodes(tensor: TensorToWrite, tensors: list[TensorToWrite]) -> Iterator[bytes]:
     kind = next(name for name, dtype in STORAGES.items() if dtype == tensor.dtype)
     key, elements = str(len(tensors)), prod(tensor.shape)
     tensors.append(tensor)
@@ -310,7 +315,7 @@ def _tensor_opcodes(tensor: Tensor, tensors: list[Tensor]) -> Iterator[bytes]:
     yield b"Q"  # BINPERSID
     for each in (0, tensor.shape, strides(tensor.shape), False):
         yield from _opcodes(each, tensors)
-    yield from _opcodes(Made(Name("collections", "OrderedDict"), ()), tensors)
+    yield from _opcodes(UnpickledObject(Name("collections", "OrderedDict"), ()), tensors)
     yield b"tR"
 
 
@@ -345,7 +350,7 @@ def write(file: IO[bytes], value: Any) -> int:
 
     One tensor's bytes are in memory at a time.
     """
-    tensors = list[Tensor]()
+    tensors = list[TensorToWrite]()
     begun, text = file.tell(), pickled(value, tensors)
     with zipfile.ZipFile(_From(file), "w", zipfile.ZIP_STORED) as archive:
         for name, content in {"data.pkl": text, "byteorder": b"little"}.items():

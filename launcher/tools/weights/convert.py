@@ -21,11 +21,11 @@ from launcher.base.errors import UsageError
 from launcher.base.trust import require_trusted
 from launcher.tools.weights import architecture, hf_config, safetensors, writer
 from launcher.tools.weights.architecture import Architecture
-from launcher.tools.weights.archive import Made, Name, Stored
-from launcher.tools.weights.families import Family, Row, family, rows
+from launcher.tools.weights.archive import Name, StoredTensor, UnpickledObject
+from launcher.tools.weights.families import Family, TensorRow, family, rows
 from launcher.tools.weights.hf_config import CONFIG
-from launcher.tools.weights.reader import DISTRIBUTED, KEPT, Checkpoint
-from launcher.tools.weights.writer import Source
+from launcher.tools.weights.reader import DISTRIBUTED, KEPT, SavedModel
+from launcher.tools.weights.writer import TensorSource
 
 SHARD = 5_000_000_000
 """Bytes of a shard, as transformers has them."""
@@ -47,7 +47,7 @@ LARGEST_FILE = 256 << 20
 
 
 @dataclass(frozen=True)
-class Done:
+class Conversion:
     """What was written: the model's family and shape, the files, and how many bytes of weights."""
 
     folder: Path
@@ -88,13 +88,13 @@ def new_folder(target: Path) -> Iterator[Path]:
 
 
 def export(
-    saved: Checkpoint,
+    saved: SavedModel,
     target: Path,
     given: Mapping[str, Any] = {},
     name: str = "",
     tokenizer: Mapping[str, Path] = {},
     shard: int = SHARD,
-) -> Done:
+) -> Conversion:
     """Write a checkpoint's model as a folder that transformers loads.
 
     `given` are arguments of Megatron's that win over the checkpoint's, `name` is a family, and
@@ -126,10 +126,10 @@ def export(
         for each, path in copied.items():
             below = saved.folder.parent if path == kept.get(each) else path.parent
             files.copy_foreign(path, below, folder / each)
-        return Done(target, shape, shards.total, (CONFIG, *names))
+        return Conversion(target, shape, shards.total, (CONFIG, *names))
 
 
-def _check_names(saved: Checkpoint, wanted: list[Row], of: Family) -> None:
+def _check_names(saved: SavedModel, wanted: list[TensorRow], of: Family) -> None:
     """Raise UsageError where the table hasn't all tensors of a checkpoint, or others."""
     known = {row.megatron for row in wanted}
     missing, more = sorted(known - {*saved.tensors}), sorted({*saved.tensors} - known)
@@ -174,7 +174,7 @@ def _number(text: str) -> Any:
 # To Megatron
 
 
-def import_(source: Path, target: Path, padding: int = 128) -> Done:
+def import_(source: Path, target: Path, padding: int = 128) -> Conversion:
     """Write a folder of Hugging Face's as a checkpoint, in `torch_dist`, for any layout.
 
     The vocabulary is padded with zeros to a multiple of `padding`. Raises UsageError.
@@ -186,7 +186,7 @@ def import_(source: Path, target: Path, padding: int = 128) -> Done:
     shape = hf_config.of_config(config, padding)
     found = safetensors.entries(source)
     shape = _untied(found, shape, of)
-    sources, used = list[Source](), set[str]()
+    sources, used = list[TensorSource](), set[str]()
     for row in rows(of, shape):
         names = [_found(each, of, found) for each in row.theirs]
         used |= {*names}
@@ -211,10 +211,10 @@ def import_(source: Path, target: Path, padding: int = 128) -> Done:
             (folder / KEPT).mkdir()
         for each, path in copied.items():
             files.copy_foreign(path, source, folder / KEPT / each)
-    return Done(target, shape, sum(each.bytes for each in sources))
+    return Conversion(target, shape, sum(each.bytes for each in sources))
 
 
-def _untied(found: dict[str, Stored], shape: Architecture, of: Family) -> Architecture:
+def _untied(found: dict[str, StoredTensor], shape: Architecture, of: Family) -> Architecture:
     """The shape, with a head of its own where its weights aren't those of the embedding.
 
     Fine-tunes are saved so, with a config.json that says that they are tied. A head that is the
@@ -244,14 +244,14 @@ def _found(name: str, of: Family, there: Mapping[str, Any]) -> str:
     raise UsageError(f"it has no {name}, which a {of.name} has")
 
 
-def _source(row: Row, parts: list[Stored], shape: Architecture) -> Source:
+def _source(row: TensorRow, parts: list[StoredTensor], shape: Architecture) -> TensorSource:
     """A tensor of Megatron's, read from those that it is made of."""
     whole = row.transform.shape([part.shape for part in parts], shape)
     if len({part.dtype for part in parts}) > 1 or whole != architecture.shape_of(
         row.megatron, shape
     ):
         raise UsageError(f"{parts[0].path}: {row.theirs[0]} doesn't fit {CONFIG}")
-    return Source(
+    return TensorSource(
         row.megatron,
         parts[0].dtype,
         whole,
@@ -261,7 +261,7 @@ def _source(row: Row, parts: list[Stored], shape: Architecture) -> Source:
 
 def _write_distributed(
     folder: Path,
-    sources: list[Source],
+    sources: list[TensorSource],
     layers: int,
     experts: int,
     known: Mapping[str, Any],
@@ -281,14 +281,16 @@ def _placed(folder: Path, iteration: int) -> Path:
     return final
 
 
-def _common(known: Mapping[str, Any], iteration: int, sources: list[Source]) -> dict[str, Any]:
+def _common(
+    known: Mapping[str, Any], iteration: int, sources: list[TensorSource]
+) -> dict[str, Any]:
     """What a checkpoint says beside its tensors, for upstream's programs and for ours."""
     [padded] = [each.shape[0] for each in sources if "word_embeddings" in each.name]
     return {
         "progress": {"iteration": iteration, "consumed_samples": 0, "steps": 0},
         "layout": {kind: known[f"{kind}_model_parallel_size"] for kind in KINDS[:2]},
         "vocabulary": padded,
-        "args": Made(Name("argparse", "Namespace"), state=dict(known)),
+        "args": UnpickledObject(Name("argparse", "Namespace"), state=dict(known)),
         "checkpoint_version": writer.VERSION,
         "iteration": iteration,
         "num_floating_point_operations_so_far": 0,
@@ -300,10 +302,10 @@ def _common(known: Mapping[str, Any], iteration: int, sources: list[Source]) -> 
 # To another format
 
 
-def convert(saved: Checkpoint, target: Path, format: str, layout: Mapping[str, int]) -> Done:
+def convert(saved: SavedModel, target: Path, format: str, layout: Mapping[str, int]) -> Conversion:
     """Write a checkpoint's weights in another format, or layout of it. Raises UsageError."""
     sources = [
-        Source(name, tensor.dtype, tensor.shape, tensor.read)
+        TensorSource(name, tensor.dtype, tensor.shape, tensor.read)
         for name, tensor in saved.tensors.items()
     ]
     known = {**saved.arguments}
@@ -313,7 +315,7 @@ def convert(saved: Checkpoint, target: Path, format: str, layout: Mapping[str, i
             _write_distributed(folder, sources, saved.layers, saved.experts, known, saved.iteration)
         else:
             known |= {f"{kind}_model_parallel_size": size for kind, size in layout.items()}
-            ranks = writer.Ranks(
+            ranks = writer.RankFolders(
                 saved.layers,
                 saved.experts,
                 layout,
@@ -324,4 +326,4 @@ def convert(saved: Checkpoint, target: Path, format: str, layout: Mapping[str, i
             )
             common = _common(known, saved.iteration, sources)
             ranks.write(_placed(folder, saved.iteration), sources, common)
-    return Done(target, shape, sum(each.bytes for each in sources))
+    return Conversion(target, shape, sum(each.bytes for each in sources))

@@ -15,13 +15,13 @@ from launcher.tools.weights.transform import (
     STACKED_TURNED,
     TURNED,
     VOCABULARY,
-    Sizes,
+    ModelSizes,
     Transform,
 )
 
 
 @dataclass(frozen=True)
-class Row:
+class TensorRow:
     """One tensor of Megatron's, and those of Hugging Face that it becomes."""
 
     megatron: str
@@ -193,7 +193,7 @@ def family(name: str) -> Family:
     return found
 
 
-def rows(of: Family, shape: Sizes) -> Iterator[Row]:
+def rows(of: Family, shape: ModelSizes) -> Iterator[TensorRow]:
     """Every tensor of a model of that shape, in the order in which layers are run."""
     layered = [row for row in of.rows if "{n}" in row[0]]
     at = of.rows.index(layered[0])
@@ -208,7 +208,7 @@ def rows(of: Family, shape: Sizes) -> Iterator[Row]:
             yield _row(row)
 
 
-def _row(row: tuple[str, str, Transform], layer: int = 0, expert: int = 0) -> Row:
+def _row(row: tuple[str, str, Transform], layer: int = 0, expert: int = 0) -> TensorRow:
     megatron, theirs, transform = row
     numbers = {"n": layer, "e": expert}
-    return Row(megatron.format(**numbers), tuple(theirs.format(**numbers).split()), transform)
+    return TensorRow(megatron.format(**numbers), tuple(theirs.format(**numbers).split()), transform)

@@ -21,7 +21,7 @@ from launcher.tools.weights import reader
 from launcher.tools.weights.reader import KEPT
 
 if TYPE_CHECKING:
-    from launcher.tools.data.tokenizers import Chosen
+    from launcher.tools.data.tokenizers import TokenizerChoice
 
 INSIDE = "/checkpoint"
 PROGRAM = "launcher.trainer.generate"
@@ -40,7 +40,7 @@ KINDS = {
 
 
 @dataclass(frozen=True)
-class Named:
+class NamedCheckpoint:
     """A checkpoint's folder, and the run file of the run that saved it, where one was named."""
 
     folder: Path
@@ -48,32 +48,34 @@ class Named:
     cwd: str = ""
 
 
-def named(given: str) -> Named:
+def named(given: str) -> NamedCheckpoint:
     """The newest complete checkpoint of a folder, or of a run. Raises UsageError."""
     folder = expanded(given)
     if folder.is_dir():
-        return Named(reader.find(folder.absolute()))
+        return NamedCheckpoint(reader.find(folder.absolute()))
     if "/" in given:
         raise UsageError(f"{given}: no such folder")
     kept = record.find(given)
     config = kept.asked().config
     if not config.checkpoint.save:
         raise UsageError(f"run {kept.run} saved no checkpoints", "Set checkpoint.save.")
-    return Named(reader.find(Path(kept.cwd, expanded(config.checkpoint.save))), config, kept.cwd)
+    return NamedCheckpoint(
+        reader.find(Path(kept.cwd, expanded(config.checkpoint.save))), config, kept.cwd
+    )
 
 
-def tokenizer(source: Named, given: Chosen | None) -> Chosen | None:
+def tokenizer(source: NamedCheckpoint, given: TokenizerChoice | None) -> TokenizerChoice | None:
     """The tokenizer as given, as it lies with an imported checkpoint, or as the run file has it."""
     if given:
         return given
-    from launcher.tools.data.tokenizers import Chosen
+    from launcher.tools.data.tokenizers import TokenizerChoice
 
     place = source.folder.parent / KEPT
     for name, kind in KINDS.items():
         if (place / name).is_file():
             if kind == "GPT2BPETokenizer":
-                return Chosen(vocab_file=place / name, merge_file=place / "merges.txt")
-            return Chosen(type=kind, model=place / name)
+                return TokenizerChoice(vocab_file=place / name, merge_file=place / "merges.txt")
+            return TokenizerChoice(type=kind, model=place / name)
     if not source.config:
         return None
     data = source.config.data
@@ -83,20 +85,22 @@ def tokenizer(source: Named, given: Chosen | None) -> Chosen | None:
     return next(filter(None, (_made_by(Path(source.cwd, expanded(str(at)))) for at in paths)), None)
 
 
-def _made_by(prefix: Path) -> Chosen | None:
+def _made_by(prefix: Path) -> TokenizerChoice | None:
     """The tokenizer that made data files, where a record beside them says so."""
     from launcher.tools.data import contents
-    from launcher.tools.data.tokenizers import Chosen
+    from launcher.tools.data.tokenizers import TokenizerChoice
 
     with suppress(LauncherError, KeyError, TypeError):
         said = (contents.how_made(contents.open_data(prefix)) or {})["tokenizer"]
-        known = {each.name: said.get(each.name, each.default) for each in fields(Chosen)}
+        known = {each.name: said.get(each.name, each.default) for each in fields(TokenizerChoice)}
         paths = ("vocab_file", "merge_file", "model")
-        return Chosen(**known | {name: known[name] and Path(known[name]) for name in paths})
+        return TokenizerChoice(
+            **known | {name: known[name] and Path(known[name]) for name in paths}
+        )
     return None
 
 
-def files_of(chosen: Chosen) -> dict[str, Path]:
+def files_of(chosen: TokenizerChoice) -> dict[str, Path]:
     """The files of a tokenizer, by the names that transformers looks for. Raises UsageError."""
     from launcher.tools.data import tokenizers
 
@@ -111,7 +115,12 @@ def files_of(chosen: Chosen) -> dict[str, Path]:
 
 
 def generate(
-    source: Named, tokens: Sequence[int], count: int, image: object, backend: str, gpus: str
+    source: NamedCheckpoint,
+    tokens: Sequence[int],
+    count: int,
+    image: object,
+    backend: str,
+    gpus: str,
 ) -> list[int]:
     """`count` tokens after these, each the likeliest, by the program in an image.
 

@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher.agent.checkpoints import contents, folders
-from launcher.agent.checkpoints.pickles import Named, load
+from launcher.agent.checkpoints.pickles import PickledObject, load
 from launcher.base import files
 from launcher.base.errors import LauncherError, UsageError
 from launcher.tools.weights import archive
-from launcher.tools.weights.archive import SIZES, Stored
+from launcher.tools.weights.archive import SIZES, StoredTensor
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -51,7 +51,7 @@ ROW = re.compile(r"(linear_proj|linear_fc2)\.weight$")
 
 
 @dataclass(frozen=True)
-class Piece:
+class TensorBlock:
     """A block of a tensor that begins `at`, and where it is: bytes of a file, as torch saved it."""
 
     at: tuple[int, ...]
@@ -59,7 +59,7 @@ class Piece:
     path: Path
     offset: int
     length: int
-    stored: Stored | None = None
+    stored: StoredTensor | None = None
 
     @property
     def place(self) -> tuple[slice, ...]:
@@ -69,7 +69,7 @@ class Piece:
     def read(self, dtype: str) -> NDArray[Any]:
         """Its elements, a number of as many bytes standing for each. Raises UsageError."""
         found = self.stored or archive.read(self.path, self.offset, self.length)
-        if not isinstance(found, Stored) or found.dtype != dtype:
+        if not isinstance(found, StoredTensor) or found.dtype != dtype:
             raise UsageError(f"{self.path}: what is stored there is no tensor of {dtype}")
         if prod(found.shape) != prod(self.shape):
             raise UsageError(f"{self.path}: a tensor has shape {found.shape}, not {self.shape}")
@@ -82,7 +82,7 @@ class Tensor:
 
     dtype: str
     shape: tuple[int, ...]
-    pieces: tuple[Piece, ...]
+    pieces: tuple[TensorBlock, ...]
 
     @property
     def elements(self) -> int:
@@ -119,7 +119,7 @@ class Tensor:
 
 
 @dataclass(frozen=True)
-class Checkpoint:
+class SavedModel:
     """What is in a checkpoint: `arguments` are those of the program that saved it, {} if unsaid.
 
     `layout` is TP, PP and EP by the words tensor, pipeline and expert; `optimizer` the bytes of
@@ -167,7 +167,7 @@ def is_later(name: str) -> bool:
     return bool(re.search(r"\.(layers|local_experts)\.[1-9]", name))
 
 
-def opened(folder: Path) -> Checkpoint:
+def opened(folder: Path) -> SavedModel:
     """The checkpoint in a folder. Raises UsageError where it isn't complete, or not a GPT's."""
     if problem := contents.problem(folder):
         raise UsageError(f"{folder}: {problem}")
@@ -198,7 +198,7 @@ def plain(value: Any, left: Iterator[int] | None = None) -> Any:
 
 
 def _arguments(found: Any) -> dict[str, Any]:
-    values = plain(found.__dict__ if isinstance(found, Named) else found)
+    values = plain(found.__dict__ if isinstance(found, PickledObject) else found)
     return values if isinstance(values, dict) else {}
 
 
@@ -212,7 +212,7 @@ def _layout(arguments: Mapping[str, Any], noted: Mapping[str, int]) -> dict[str,
 # Distributed
 
 
-def _distributed(folder: Path) -> Checkpoint:
+def _distributed(folder: Path) -> SavedModel:
     with files.open_regular(folder / contents.INDEX) as stream:
         index = load(stream)
     common = archive.read(folder / contents.COMMON) if (folder / contents.COMMON).exists() else {}
@@ -233,15 +233,15 @@ def _distributed(folder: Path) -> Checkpoint:
         tensors |= _each(_canonical(name), Tensor(dtype, shape, tuple(pieces)))
     iteration = int((common.get("progress") or common).get("iteration") or 0)
     layout = _layout(arguments, common.get("layout") or {})
-    return Checkpoint(folder, DISTRIBUTED, iteration, arguments, layout, tensors, optimizer)
+    return SavedModel(folder, DISTRIBUTED, iteration, arguments, layout, tensors, optimizer)
 
 
-def _piece(folder: Path, at: Any, chunk: Any) -> Piece:
+def _piece(folder: Path, at: Any, chunk: Any) -> TensorBlock:
     name = str(at.relative_path)
     if Path(name).name != name or getattr(at, "transform_descriptors", None):
         raise UsageError(f"{folder}: {name!r} isn't a file of it, or is compressed")
     place = tuple(chunk.offsets), tuple(chunk.sizes)
-    return Piece(*place, folder / name, int(at.offset), int(at.length))
+    return TensorBlock(*place, folder / name, int(at.offset), int(at.length))
 
 
 def _canonical(name: str) -> str:
@@ -263,7 +263,7 @@ def _each(name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
 
 def _split(tensor: Tensor) -> list[Tensor]:
     """A tensor for each index of its first axis, none of whose pieces spans two."""
-    parts: list[list[Piece]] = [[] for _ in range(tensor.shape[0])]
+    parts: list[list[TensorBlock]] = [[] for _ in range(tensor.shape[0])]
     for piece in tensor.pieces:
         if piece.shape[0] != 1:
             raise UsageError(f"{piece.path}: one piece has several layers or experts")
@@ -281,7 +281,7 @@ def rank_folder(tensor: int, pipeline: int, expert: int, layout: Mapping[str, in
     return name + (f"_{expert:03d}" if layout["expert"] > 1 else "")
 
 
-def _ranks(folder: Path) -> Checkpoint:
+def _ranks(folder: Path) -> SavedModel:
     first = archive.read(next(iter(sorted(folder.glob("mp_rank_*")))) / contents.RANK)
     arguments = _arguments(first.get("args"))
     layout = _layout(arguments, {})
@@ -310,7 +310,7 @@ def _ranks(folder: Path) -> Checkpoint:
         begun += here
     if not arguments.get("untie_embeddings_and_output_weights"):
         found.pop("output_layer.weight", None)  # the last stage's copy
-    return Checkpoint(folder, RANKS, int(first.get("iteration") or 0), arguments, layout, found)
+    return SavedModel(folder, RANKS, int(first.get("iteration") or 0), arguments, layout, found)
 
 
 def _stored(
@@ -319,11 +319,11 @@ def _stored(
     expert: int,
     arguments: Mapping[str, Any],
     layout: Mapping[str, int],
-) -> Iterator[tuple[str, Stored]]:
+) -> Iterator[tuple[str, StoredTensor]]:
     """A rank's tensors, its layers and experts by their numbers in the whole model."""
     first = expert * int(arguments.get("num_experts") or 0) // layout["expert"]
     for given, stored in model.items():
-        if not MODEL.match(given) or not isinstance(stored, Stored):
+        if not MODEL.match(given) or not isinstance(stored, StoredTensor):
             continue
         # TransformerEngine's grouped experts: mlp.experts.linear_fc1.weight3
         name = re.sub(r"mlp\.experts\.(linear_fc\d)\.weight(\d+)$", rf"{EXPERT}\2.\1.weight", given)
@@ -338,11 +338,11 @@ def _stored(
         yield name, stored
 
 
-def _of_rank(name: str, stored: Stored, rank: int, ranks: int, gated: bool) -> Tensor:
+def _of_rank(name: str, stored: StoredTensor, rank: int, ranks: int, gated: bool) -> Tensor:
     """What a rank has of a tensor, as a part of the whole."""
     axis = 0 if COLUMN.search(name) else len(stored.shape) - 1 if ROW.search(name) else None
     if axis is None or ranks == 1:
-        piece = Piece((0,) * len(stored.shape), stored.shape, stored.path, 0, 0, stored)
+        piece = TensorBlock((0,) * len(stored.shape), stored.shape, stored.path, 0, 0, stored)
         return Tensor(stored.dtype, stored.shape, (piece,))
     share, rest = stored.shape[axis], stored.shape[:axis]
     whole = (*rest, share * ranks, *stored.shape[axis + 1 :])
@@ -354,5 +354,5 @@ def _of_rank(name: str, stored: Stored, rank: int, ranks: int, gated: bool) -> T
         shape = (*rest, size, *stored.shape[axis + 1 :])
         start = stored.start + half * prod(shape) * SIZES[stored.dtype]
         part = replace(stored, start=start, shape=shape)
-        pieces.append(Piece(tuple(at), shape, stored.path, 0, 0, part))
+        pieces.append(TensorBlock(tuple(at), shape, stored.path, 0, 0, part))
     return Tensor(stored.dtype, whole, tuple(pieces))

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from launcher.base import files
 from launcher.base.errors import UsageError
-from launcher.tools.weights.archive import SIZES, Stored
+from launcher.tools.weights.archive import SIZES, StoredTensor
 from launcher.tools.weights.writer import raw
 
 ONE = "model.safetensors"
@@ -37,7 +37,7 @@ LARGEST_HEADER = 100 << 20
 """Of the format's own readers."""
 
 
-def entries(folder: Path) -> dict[str, Stored]:
+def entries(folder: Path) -> dict[str, StoredTensor]:
     """The tensors of all shards in a folder, by name.
 
     Raises UsageError where there is none, or a file is cut short or isn't what it should be.
@@ -46,7 +46,7 @@ def entries(folder: Path) -> dict[str, Stored]:
     if (folder / INDEX).is_file():
         places = read_json(folder / INDEX).get("weight_map")
         names = sorted({*map(str, places.values())}) if isinstance(places, dict) else []
-    found = dict[str, Stored]()
+    found = dict[str, StoredTensor]()
     for name in names:
         if Path(name).name != name or not (folder / name).is_file():
             raise UsageError(
@@ -57,14 +57,14 @@ def entries(folder: Path) -> dict[str, Stored]:
     return found
 
 
-def _header(path: Path) -> dict[str, Stored]:
+def _header(path: Path) -> dict[str, StoredTensor]:
     whole = path.stat().st_size
     with files.open_regular(path) as file:
         length = int.from_bytes(file.read(8), "little")
         if length > min(whole, LARGEST_HEADER):
             raise UsageError(f"{path}: no safetensors, or cut short")
         header = _json(file.read(length), path)
-    found = dict[str, Stored]()
+    found = dict[str, StoredTensor]()
     for name, about in header.items():
         if name == "__metadata__":
             continue
@@ -76,7 +76,7 @@ def _header(path: Path) -> dict[str, Stored]:
         size = prod(shape) * SIZES[dtype]
         if min((start, *shape)) < 0 or end - start != size or 8 + length + end > whole:
             raise UsageError(f"{path}: {name} isn't whole")
-        found[name] = Stored(path, 8 + length + start, dtype, shape)
+        found[name] = StoredTensor(path, 8 + length + start, dtype, shape)
     return found
 
 

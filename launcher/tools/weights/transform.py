@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 
-class Sizes(Protocol):
+class ModelSizes(Protocol):
     """What is asked of a model's shape: an `Architecture`."""
 
     @property
@@ -39,11 +39,11 @@ class Sizes(Protocol):
 class Transform:
     """One of the ways between the two; `turned` where theirs has the axes the other way round."""
 
-    apart: Callable[[Any, Sizes], Sequence[NDArray[Any]]]
-    together: Callable[[Sequence[Any], Sizes], NDArray[Any]]
+    apart: Callable[[Any, ModelSizes], Sequence[NDArray[Any]]]
+    together: Callable[[Sequence[Any], ModelSizes], NDArray[Any]]
     turned: bool = False
 
-    def shape(self, parts: Sequence[tuple[int, ...]], shape: Sizes) -> tuple[int, ...]:
+    def shape(self, parts: Sequence[tuple[int, ...]], shape: ModelSizes) -> tuple[int, ...]:
         """The shape of Megatron's tensor that is made of theirs."""
         if self is VOCABULARY:
             return (shape.padded, *parts[0][1:])
@@ -52,13 +52,13 @@ class Transform:
         return (sum(part[0] for part in parts), *parts[0][1:])
 
 
-def _pad(parts: Sequence[Any], shape: Sizes) -> Any:
+def _pad(parts: Sequence[Any], shape: ModelSizes) -> Any:
     """Rows of zeros after [vocabulary, hidden], to [padded vocabulary, hidden]."""
     [x] = parts
     return np.concatenate([x, np.zeros((shape.padded - len(x), *x.shape[1:]), x.dtype)])
 
 
-def _groups_apart(x: Any, shape: Sizes) -> Sequence[Any]:
+def _groups_apart(x: Any, shape: ModelSizes) -> Sequence[Any]:
     """[groups × (queries + 2) × d, …]: of each group its queries, a key, a value; to q, k, v."""
     queries, rest = shape.heads // shape.groups, x.shape[1:]
     x = x.reshape(shape.groups, queries + 2, shape.head, *rest)
@@ -66,7 +66,7 @@ def _groups_apart(x: Any, shape: Sizes) -> Sequence[Any]:
     return [part.reshape(-1, *rest) for part in parts]
 
 
-def _groups_together(parts: Sequence[Any], shape: Sizes) -> Any:
+def _groups_together(parts: Sequence[Any], shape: ModelSizes) -> Any:
     rest = parts[0].shape[1:]
     grouped = [part.reshape(shape.groups, -1, shape.head, *rest) for part in parts]
     return np.concatenate(grouped, axis=1).reshape(-1, *rest)

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from launcher.agent.checkpoints import contents
 from launcher.base.errors import UsageError
 from launcher.tools.weights import archive
-from launcher.tools.weights.archive import Made, Name, Tensor
+from launcher.tools.weights.archive import Name, TensorToWrite, UnpickledObject
 from launcher.tools.weights.reader import COLUMN, EXPERT, LAYER, ROW, rank_folder
 
 VERSION = 3.0
@@ -30,7 +30,7 @@ STATEFUL = re.compile(r"(linear_qkv|linear_proj|linear_fc1|linear_fc2)\.weight$"
 
 
 @dataclass(frozen=True)
-class Source:
+class TensorSource:
     """A tensor to be written, by its name here; `read` gives it when it is wanted."""
 
     name: str
@@ -43,11 +43,11 @@ class Source:
         """How many it has."""
         return prod(self.shape) * archive.SIZES[self.dtype]
 
-    def tensor(self, axes: int = 0) -> Tensor:
+    def tensor(self, axes: int = 0) -> TensorToWrite:
         """It as torch's, with `axes` more of length 1 before its own."""
-        return Tensor(self.dtype, (1,) * axes + self.shape, lambda: raw(self.read()))
+        return TensorToWrite(self.dtype, (1,) * axes + self.shape, lambda: raw(self.read()))
 
-    def share(self, rank: int, ranks: int, gated: bool) -> Tensor:
+    def share(self, rank: int, ranks: int, gated: bool) -> TensorToWrite:
         """What a rank of a tensor-parallel group has. Raises UsageError where it can't be divided.
 
         Of a gated layer, its share of the gate's half and of the other.
@@ -63,7 +63,7 @@ class Source:
             raise UsageError(f"TP={ranks} doesn't divide {self.name}, {self.shape}")
         rows = [half * whole + rank * size + n for half in range(halves) for n in range(size)]
         shape = (*self.shape[:axis], len(rows), *self.shape[axis + 1 :])
-        return Tensor(self.dtype, shape, lambda: raw(self.read().take(rows, axis)))
+        return TensorToWrite(self.dtype, shape, lambda: raw(self.read().take(rows, axis)))
 
 
 def raw(values: Any) -> Any:
@@ -75,14 +75,18 @@ def raw(values: Any) -> Any:
 
 
 def distributed(
-    folder: Path, sources: Iterable[Source], layers: int, experts: int, common: Mapping[str, Any]
+    folder: Path,
+    sources: Iterable[TensorSource],
+    layers: int,
+    experts: int,
+    common: Mapping[str, Any],
 ) -> None:
     """Write a checkpoint that any layout reads, into a folder that is there and empty.
 
     A layer's tensors are parts of one with an axis of layers, as Megatron has them, and experts'
     have another. `common` is what else it says: `args`, …
     """
-    tensors, places = dict[str, Any](), list[tuple[Made, Made]]()
+    tensors, places = dict[str, Any](), list[tuple[UnpickledObject, UnpickledObject]]()
     with (folder / DATA).open("xb") as file:
         for source in sources:
             for name, at, before in _shared_names(source.name, layers, experts):
@@ -92,15 +96,17 @@ def distributed(
                 chunk = {"offsets": archive.size(offset)}
                 chunk["sizes"] = archive.size((*(1,) * len(at), *source.shape))
                 tensors[name].state["chunks"].append(
-                    Made(Name(DCP, "ChunkStorageMetadata"), state=chunk)
+                    UnpickledObject(Name(DCP, "ChunkStorageMetadata"), state=chunk)
                 )
                 begin, length = _item(file, source.tensor(axes=len(at)))
                 places.append(_place(name, offset, begin, length))
                 for key in _states(name, at, before):
-                    tensors[key] = Made(Name(DCP, "BytesStorageMetadata"), state={})
+                    tensors[key] = UnpickledObject(Name(DCP, "BytesStorageMetadata"), state={})
                     places.append(_place(key, None, *_item(file, [None])))
     index = {"state_dict_metadata": tensors, "planner_data": None, "storage_data": _Pairs(places)}
-    (folder / contents.INDEX).write_bytes(archive.pickled(Made(Name(DCP, "Metadata"), state=index)))
+    (folder / contents.INDEX).write_bytes(
+        archive.pickled(UnpickledObject(Name(DCP, "Metadata"), state=index))
+    )
     with (folder / contents.COMMON).open("xb") as file:
         archive.write(file, dict(common))
     backends = {"sharded_backend": "torch_dist", "common_backend": "torch"}
@@ -125,22 +131,26 @@ def _item(file: IO[bytes], value: Any) -> tuple[int, int]:
     return begin, archive.write(file, value)
 
 
-def _described(dtype: str, shape: tuple[int, ...]) -> Made:
-    layout = Made(Name("torch.serialization", "_get_layout"), ("torch.strided",))
-    memory = Made(Name(DCP, "_MEM_FORMAT_ENCODING"), (0,))
+def _described(dtype: str, shape: tuple[int, ...]) -> UnpickledObject:
+    layout = UnpickledObject(Name("torch.serialization", "_get_layout"), ("torch.strided",))
+    memory = UnpickledObject(Name(DCP, "_MEM_FORMAT_ENCODING"), (0,))
     state = (Name("torch", dtype), layout, False, memory, False)
-    about = {"properties": Made(Name(DCP, "TensorProperties"), state=state)}
-    shapes = {"size": archive.size(shape), "chunks": list[Made]()}
-    return Made(Name(DCP, "TensorStorageMetadata"), state=about | shapes)
+    about = {"properties": UnpickledObject(Name(DCP, "TensorProperties"), state=state)}
+    shapes = {"size": archive.size(shape), "chunks": list[UnpickledObject]()}
+    return UnpickledObject(Name(DCP, "TensorStorageMetadata"), state=about | shapes)
 
 
-def _place(name: str, offset: tuple[int, ...] | None, begin: int, length: int) -> tuple[Made, Made]:
+def _place(
+    name: str, offset: tuple[int, ...] | None, begin: int, length: int
+) -> tuple[UnpickledObject, UnpickledObject]:
     index = {"fqn": name, "index": None}
     index["offset"] = None if offset is None else archive.size(offset)  # type: ignore[assignment]
     where = {"relative_path": DATA, "offset": begin, "length": length}
     return (
-        Made(Name(DCP, "MetadataIndex"), state=index),
-        Made(Name("torch.distributed.checkpoint.filesystem", "_StorageInfo"), state=where),
+        UnpickledObject(Name(DCP, "MetadataIndex"), state=index),
+        UnpickledObject(
+            Name("torch.distributed.checkpoint.filesystem", "_StorageInfo"), state=where
+        ),
     )
 
 
@@ -180,7 +190,7 @@ def _states(name: str, at: tuple[int, ...], before: tuple[int, ...]) -> Iterator
 
 
 @dataclass(frozen=True)
-class Ranks:
+class RankFolders:
     """A checkpoint of a folder a rank, for one layout and one kind of layers.
 
     `gated` and `tied` are the model's, `engine` whether layers are TransformerEngine's, whose norms
@@ -195,7 +205,7 @@ class Ranks:
     engine: bool = False
     grouped: bool = False
 
-    def write(self, folder: Path, sources: list[Source], common: Mapping[str, Any]) -> None:
+    def write(self, folder: Path, sources: list[TensorSource], common: Mapping[str, Any]) -> None:
         """Write it into a folder that is there. Raises UsageError where the layout doesn't fit."""
         stages, parts, tensor = (self.layout[kind] for kind in ("pipeline", "expert", "tensor"))
         if self.layers % stages or self.experts % parts or (parts > 1 and not self.experts):

@@ -184,7 +184,7 @@ class Gelu(torch.autograd.Function):
         return of_x, *gradients.sums(parts, bias), None, None
 
 
-class Words(torch.autograd.Function):
+class TiedEmbedding(torch.autograd.Function):
     """Rows of a weight that the output layer has too, [b, s, h], by tokens [b, s]."""
 
     @staticmethod
@@ -203,7 +203,7 @@ class Words(torch.autograd.Function):
         return None, gradients.rows(weight, tokens.t().reshape(-1), of_rows), None
 
 
-class OutputLoss(torch.autograd.Function):
+class KernelOutputLoss(torch.autograd.Function):
     """Cross-entropy in fp32, [n], of x [n, h] @ weightᵀ: `compiled.OutputLoss` by a kernel."""
 
     @staticmethod
@@ -235,7 +235,7 @@ class Embedding(VocabParallelEmbedding):
     @torch._dynamo.disable
     def forward(self, input_: Tensor) -> Tensor:
         """Tokens [b, s] to rows [b, s, h]."""
-        return Words.apply(input_, self.weight, self.gradients)
+        return TiedEmbedding.apply(input_, self.weight, self.gradients)
 
 
 class Decoder(TransformerBlock):

@@ -24,7 +24,7 @@ GROUPS = (
 
 
 @dataclass
-class Piece:
+class BufferPiece:
     """A master, fp32; its gradient, fp32 [elements]; and what it is of the model, in 16 bits.
 
     `model` is None where the master is the model's own. `lies` says what the gradient lies in.
@@ -86,7 +86,7 @@ def _pairs(inner: Any, at: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         yield from zip(*pair, strict=True)
 
 
-def _pieces(inner: Any) -> Iterator[Piece]:
+def _pieces(inner: Any) -> Iterator[BufferPiece]:
     """What this replica steps: all of the model, or its share."""
     for at, group in enumerate(inner.optimizer.param_groups):
         if group.get("lr_mult", 1.0) != 1.0:
@@ -96,13 +96,15 @@ def _pieces(inner: Any) -> Iterator[Piece]:
             gradient, halves = parameter.main_grad.view(-1), parameter.dtype != torch.float32
             if not hasattr(inner, "model_param_gbuf_map"):
                 model = parameter if halves else None
-                yield Piece(master, gradient, model, decays, gradient.untyped_storage().data_ptr())
+                yield BufferPiece(
+                    master, gradient, model, decays, gradient.untyped_storage().data_ptr()
+                )
                 continue
             share = inner._get_model_param_range_map(parameter)["param"]
             mine = slice(share.start, share.end)
             model = parameter.data.view(-1)[mine] if halves else None
             lies = inner.model_param_gbuf_map[parameter]
-            yield Piece(master, gradient[mine], model, decays, lies)
+            yield BufferPiece(master, gradient[mine], model, decays, lies)
 
 
 def gather(inner: Any, whole: bool) -> Iterator[Buffer]:
@@ -112,7 +114,7 @@ def gather(inner: Any, whole: bool) -> Iterator[Buffer]:
     distributed optimizer's parameters lie so already, where they are gathered. Raises `ValueError`
     for what isn't one rate for all, or gradients in fp32.
     """
-    stored: dict[Any, list[Piece]] = {}
+    stored: dict[Any, list[BufferPiece]] = {}
     for each in _pieces(inner):
         stored.setdefault(each.lies if whole else each.gradient.data_ptr(), []).append(each)
     placed = hasattr(inner, "model_param_gbuf_map")

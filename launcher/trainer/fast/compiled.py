@@ -15,9 +15,16 @@ from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParall
 from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.transformer.transformer_layer import TransformerLayer
 
-from launcher.trainer.fast.split import Copied, Gathered, Ranks, Scattered, SplitLoss, Summed
+from launcher.trainer.fast.split import (
+    CopyToRanks,
+    GatherFromRanks,
+    LayerRanks,
+    ScatterToRanks,
+    SplitLoss,
+    SumOverRanks,
+)
 from launcher.trainer.gpt.layers import Attention, Parts
-from launcher.trainer.gpt.model import Kind
+from launcher.trainer.gpt.model import ModelKind
 
 KINDS = 64
 """Compilations of one function that torch keeps: before 2.5, each layer is one of its own."""
@@ -42,23 +49,23 @@ class AddBias(torch.autograd.Function):
         return grads[0], (flat.new_ones(1, flat.shape[0]) @ flat).view(-1)
 
 
-class Column(ColumnParallelLinear):
+class CompiledColumn(ColumnParallelLinear):
     """Megatron's layer as one product, which compiles."""
 
-    ranks: Ranks
+    ranks: LayerRanks
 
     def forward(self, input_: torch.Tensor, weight: Any = None, *args: Any, **kwargs: Any) -> Any:
         """[s, b, input] to [s, b, output / TP], with no bias left to be added."""
         weight = self.weight if weight is None else weight
         if self.ranks.size > 1:
-            way = Gathered if self.sequence_parallel else Copied
+            way = GatherFromRanks if self.sequence_parallel else CopyToRanks
             input_ = way.apply(input_, self.ranks)
         if not self.skip_bias_add or self.bias is None:
             return torch.nn.functional.linear(input_, weight, self.bias), None
         return AddBias.apply(torch.nn.functional.linear(input_, weight), self.bias), None
 
 
-class LastProduct(Column):
+class LastProduct(CompiledColumn):
     """The output layer, which leaves its product to `OutputLoss` where it is told to."""
 
     left = False
@@ -101,10 +108,10 @@ class OutputLoss(torch.autograd.Function):
         return ((slope @ weight) * factor).to(x.dtype), slope.t() @ weighed, None
 
 
-class Row(RowParallelLinear):
-    """As `Column`."""
+class CompiledRow(RowParallelLinear):
+    """As `CompiledColumn`."""
 
-    ranks: Ranks
+    ranks: LayerRanks
 
     def forward(self, input_: torch.Tensor) -> Any:
         """[s, b, input / TP] to [s, b, output], and the bias where it is added later."""
@@ -112,7 +119,7 @@ class Row(RowParallelLinear):
         now = None if self.skip_bias_add else self.bias
         if self.ranks.size == 1:
             return torch.nn.functional.linear(input_, self.weight, now), later
-        way = Scattered if self.sequence_parallel else Summed
+        way = ScatterToRanks if self.sequence_parallel else SumOverRanks
         output = way.apply(torch.nn.functional.linear(input_, self.weight), self.ranks)
         return (output if now is None else output + now), later
 
@@ -157,10 +164,10 @@ def parts(config: TransformerConfig) -> Parts:
     """What a layer is made of, to be compiled."""
     split = config.tensor_model_parallel_size > 1 and not config.sequence_parallel
     drops = split and config.attention_dropout > 0
-    return Parts(Column, Row, SplitAttention if drops else WholeAttention, Layer)
+    return Parts(CompiledColumn, CompiledRow, SplitAttention if drops else WholeAttention, Layer)
 
 
-def losses(labels: torch.Tensor, logits: torch.Tensor, ranks: Ranks) -> torch.Tensor:
+def losses(labels: torch.Tensor, logits: torch.Tensor, ranks: LayerRanks) -> torch.Tensor:
     """Cross-entropy in fp32, [b, s]; labels are [b, s], logits [s, b, vocabulary / TP]."""
     flat, wanted = logits.view(-1, logits.shape[-1]), labels.transpose(0, 1).reshape(-1)
     if ranks.size > 1:
@@ -176,7 +183,7 @@ class GPT(GPTModel):
     Evaluation takes the layers as they are: another compilation would cost more than it gains.
     """
 
-    ranks: Ranks
+    ranks: LayerRanks
     compiled: Any = None
     loss: Any = staticmethod(losses)
     output_loss: Any = staticmethod(OutputLoss.apply)
@@ -208,14 +215,14 @@ class GPT(GPTModel):
         """
         with suppress(AttributeError):
             torch._functorch.config.autograd_cache_allow_custom_autograd_functions = True
-        self.ranks, whole = Ranks(), how != "layers"
+        self.ranks, whole = LayerRanks(), how != "layers"
         if how == "kernels":
             self._take_kernels()
         if self.post_process:
             self.output_layer.__class__ = LastProduct  # no spec names it
             self.output_layer.left = whole and not self.config.fp16  # which the slope underflows
         for module in self.modules():
-            if isinstance(module, Column | Row):
+            if isinstance(module, CompiledColumn | CompiledRow):
                 module.ranks = self.ranks
         if whole:
             self.compiled = torch.compile(super().forward, dynamic=False)
@@ -235,7 +242,7 @@ class GPT(GPTModel):
         self.decoder.__class__ = block.Decoder  # no spec names it
         gradients = self.decoder.gradients = block.Gradients(len(self.decoder.layers))
         self.output_loss = torch._dynamo.disable(
-            lambda *given: block.OutputLoss.apply(*given, gradients)
+            lambda *given: block.KernelOutputLoss.apply(*given, gradients)
         )
         if self.share_embeddings_and_output_weights:
             self.embedding.word_embeddings.__class__ = block.Embedding
@@ -256,4 +263,4 @@ class GPT(GPTModel):
             layer.compiled = None
 
 
-KIND = Kind(GPT, parts, compiled=True)
+KIND = ModelKind(GPT, parts, compiled=True)

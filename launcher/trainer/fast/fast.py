@@ -14,7 +14,7 @@ import torch
 
 from launcher.agent import compat, words
 from launcher.trainer.fast import memsets
-from launcher.trainer.gpt.arguments import Layout
+from launcher.trainer.gpt.arguments import RankLayout
 from launcher.trainer.gpt.training import Outcome
 
 WARM_UP = 3
@@ -71,7 +71,7 @@ class Path:
         return replace(self, missing=(*self.missing, reason), **nothing)
 
 
-def choose(arguments: argparse.Namespace, layout: Layout) -> Path:
+def choose(arguments: argparse.Namespace, layout: RankLayout) -> Path:
     """What holds for these arguments."""
     missing = []
     optimizer = "shared" if arguments.use_distributed_optimizer else "whole"
@@ -155,7 +155,7 @@ def compile_alike(function: Callable[..., Any]) -> Callable[..., Any]:
     return made
 
 
-class Step:
+class GraphedStep:
     """A step from inputs that stay in their place: compiled at its first call, then captured.
 
     `body` makes a step of an iterator of micro-batches. What doesn't work is told by `say`, and

@@ -12,7 +12,7 @@ import torch
 from megatron.core import parallel_state
 
 
-class Ranks:
+class LayerRanks:
     """The ranks that a layer is split over; `size` is 1 and `name` "" where it isn't."""
 
     def __init__(self) -> None:
@@ -67,11 +67,11 @@ class Alike:
         torch._foreach_copy_(self.grads, shaped)
 
 
-class Copied(torch.autograd.Function):
+class CopyToRanks(torch.autograd.Function):
     """Into a split layer: the same on each rank; gradients are summed."""
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, ranks: Ranks) -> torch.Tensor:
+    def forward(ctx: Any, x: torch.Tensor, ranks: LayerRanks) -> torch.Tensor:
         """x."""
         ctx.ranks = ranks
         return x.view_as(x)
@@ -82,11 +82,11 @@ class Copied(torch.autograd.Function):
         return ctx.ranks.reduced(grads[0]), None
 
 
-class Summed(torch.autograd.Function):
+class SumOverRanks(torch.autograd.Function):
     """Out of a split layer: the sum over the ranks; each has the whole gradient."""
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, ranks: Ranks) -> torch.Tensor:
+    def forward(ctx: Any, x: torch.Tensor, ranks: LayerRanks) -> torch.Tensor:
         """The sum."""
         return ranks.reduced(x)
 
@@ -96,11 +96,11 @@ class Summed(torch.autograd.Function):
         return grads[0], None
 
 
-class Gathered(torch.autograd.Function):
+class GatherFromRanks(torch.autograd.Function):
     """Into a split layer under sequence parallelism: [s / TP, …] to [s, …]."""
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, ranks: Ranks) -> torch.Tensor:
+    def forward(ctx: Any, x: torch.Tensor, ranks: LayerRanks) -> torch.Tensor:
         """All ranks' parts."""
         ctx.ranks = ranks
         return ranks.gathered(x)
@@ -111,11 +111,11 @@ class Gathered(torch.autograd.Function):
         return ctx.ranks.scattered(grads[0]), None
 
 
-class Scattered(torch.autograd.Function):
+class ScatterToRanks(torch.autograd.Function):
     """Out of one: this rank's part of the sum over the ranks, [s, …] to [s / TP, …]."""
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, ranks: Ranks) -> torch.Tensor:
+    def forward(ctx: Any, x: torch.Tensor, ranks: LayerRanks) -> torch.Tensor:
         """The part."""
         ctx.ranks = ranks
         return ranks.scattered(x)
@@ -133,7 +133,9 @@ class SplitLoss(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, logits: torch.Tensor, wanted: torch.Tensor, ranks: Ranks) -> torch.Tensor:
+    def forward(
+        ctx: Any, logits: torch.Tensor, wanted: torch.Tensor, ranks: LayerRanks
+    ) -> torch.Tensor:
         """fp32 [n]; `wanted` are numbers in the whole vocabulary, int64 [n]."""
         first = ranks.rank * logits.shape[-1]
         wide, place = logits.float(), wanted - first

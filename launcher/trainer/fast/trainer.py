@@ -12,7 +12,7 @@ from launcher.trainer.fast.device_adam import DeviceAdam
 from launcher.trainer.fast.gradients import GatheredGradients, Replica
 from launcher.trainer.fast.split import Alike
 from launcher.trainer.gpt import model, optimizer
-from launcher.trainer.gpt.arguments import Layout
+from launcher.trainer.gpt.arguments import RankLayout
 from launcher.trainer.gpt.report import say
 from launcher.trainer.gpt.training import Outcome, Trainer
 
@@ -23,7 +23,7 @@ class FastTrainer(Trainer):
     gathered: GatheredGradients | None = None
     alike: Alike | None = None
 
-    def __init__(self, arguments: argparse.Namespace, layout: Layout) -> None:
+    def __init__(self, arguments: argparse.Namespace, layout: RankLayout) -> None:
         self.path = fast.choose(arguments, layout)
         super().__init__(arguments, layout)
         self.config.batch_p2p_sync = not self.path.graphed
@@ -31,7 +31,7 @@ class FastTrainer(Trainer):
             self.alike = Alike(each for part in self.parts for each in part.parameters())
 
     @classmethod
-    def is_graphed(cls, arguments: argparse.Namespace, layout: Layout) -> bool:
+    def is_graphed(cls, arguments: argparse.Namespace, layout: RankLayout) -> bool:
         """Whether its steps are to become a CUDA graph."""
         return fast.choose(arguments, layout).graphed
 
@@ -67,7 +67,7 @@ class FastTrainer(Trainer):
         steps = self._device_steps() or super()._steps()
         if self.gathered:
             self.gathered.keep_for(steps, getattr(self.gpt.decoder, "gradients", None))
-        self.fast_step = fast.Step(
+        self.fast_step = fast.GraphedStep(
             self.path, super().step, self._plain, say, self.layout.micro_batches
         )
         return steps

@@ -12,7 +12,7 @@ from launcher.agent.ranks import ending
 from launcher.agent.ranks.ending import OptionError
 from launcher.trainer.gpt import arguments as command_line
 from launcher.trainer.gpt import measurements, writers
-from launcher.trainer.gpt.arguments import Layout
+from launcher.trainer.gpt.arguments import RankLayout
 
 
 def main(argv: Sequence[str]) -> int:
@@ -20,7 +20,7 @@ def main(argv: Sequence[str]) -> int:
     return ending.code(lambda: train(*check(command_line.parse(argv))))
 
 
-def check(arguments: Namespace) -> tuple[Namespace, Layout]:
+def check(arguments: Namespace) -> tuple[Namespace, RankLayout]:
     """The arguments, checked, and the layout of the ranks, without importing what is heavy.
 
     Raises `OptionError`.
@@ -35,7 +35,7 @@ def check(arguments: Namespace) -> tuple[Namespace, Layout]:
     return arguments, layout
 
 
-def train(arguments: Namespace, layout: Layout) -> None:
+def train(arguments: Namespace, layout: RankLayout) -> None:
     """Import what is heavy, and train.
 
     Megatron starts processes that import the main module, so that has to be light.

@@ -28,7 +28,7 @@ IF_GIVEN = (
 
 
 @dataclass(frozen=True)
-class Layout:
+class RankLayout:
     """How the ranks are divided: world = tensor × pipeline × context × data.
 
     `micro_batches` is what each rank runs per step: global batch / (micro-batch × data). `virtual`
@@ -49,7 +49,7 @@ class Layout:
         return self.tensor * self.pipeline * self.context * self.data
 
 
-class Parser(argparse.ArgumentParser):
+class OptionParser(argparse.ArgumentParser):
     """A parser that raises, where argparse would print its message on every rank."""
 
     def error(self, message: str) -> NoReturn:
@@ -69,9 +69,9 @@ class Parser(argparse.ArgumentParser):
 def parser(
     prog: str = "python3 -m launcher.trainer.gpt",
     description: str = "Train a Megatron-Core GPT. Start its ranks with launcher.agent.runner.",
-) -> Parser:
+) -> OptionParser:
     """Every argument; `argument_default` is left alone, so help shows upstream's defaults."""
-    made = Parser(
+    made = OptionParser(
         prog=prog,
         description=description,
         allow_abbrev=False,
@@ -277,7 +277,7 @@ def learning_rate(arguments: argparse.Namespace, steps: int) -> float:
     return float(lowest + left * (arguments.lr - lowest))
 
 
-def layout(arguments: argparse.Namespace, world_size: int) -> Layout:
+def layout(arguments: argparse.Namespace, world_size: int) -> RankLayout:
     """The layout of `world_size` ranks; fills in the global batch size where not given.
 
     Raises `OptionError` where one number does not divide another as it must.
@@ -302,7 +302,7 @@ def layout(arguments: argparse.Namespace, world_size: int) -> Layout:
     micro_batches = arguments.global_batch_size // step
     _check_virtual(arguments, micro_batches)
     expert, virtual = arguments.expert_model_parallel_size, virtual_stages(arguments)
-    return Layout(tensor, pipeline, data, micro_batches, context, expert, virtual)
+    return RankLayout(tensor, pipeline, data, micro_batches, context, expert, virtual)
 
 
 def _divides(divisor: int, number: int, divisor_name: str, name: str) -> None:

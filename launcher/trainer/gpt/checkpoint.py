@@ -44,7 +44,7 @@ PATIENCE = datetime.timedelta(seconds=2)
 
 
 @dataclass(frozen=True)
-class Progress:
+class TrainingProgress:
     """Where a run is; `steps` are those the optimizer took, `iterations` those it tried."""
 
     iteration: int = 0
@@ -158,7 +158,7 @@ def save(
     root: str,
     parts: Sequence[Any],
     optimizer: Any,
-    progress: Progress,
+    progress: TrainingProgress,
     arguments: Mapping[str, Any],
 ) -> Path:
     """Write a checkpoint under a temporary name, then give it its own and note it as newest.
@@ -263,7 +263,9 @@ def _clear_up(root: Path, made: Path | None, knows: bool) -> bool:
     return first
 
 
-def load(source: Path, known: dict[str, Any], parts: Sequence[Any], optimizer: Any) -> Progress:
+def load(
+    source: Path, known: dict[str, Any], parts: Sequence[Any], optimizer: Any
+) -> TrainingProgress:
     """Load a checkpoint, saved with any layout, of which `common` said what is known.
 
     All ranks call this together. Random states are those of ranks, so they are carried over
@@ -274,7 +276,7 @@ def load(source: Path, known: dict[str, Any], parts: Sequence[Any], optimizer: A
     if known.get("weights_alone"):
         load_weights(source, parts)
         optimizer.reload_model_params()
-        return Progress(**known["progress"])
+        return TrainingProgress(**known["progress"])
     size = "expert_model_parallel_size"
     saved, here = known.get("args", {}).get(size, 1), parts[0].config.expert_model_parallel_size
     state = _sharded(parts, optimizer, is_loading=True)
@@ -300,7 +302,7 @@ def load(source: Path, known: dict[str, Any], parts: Sequence[Any], optimizer: A
         torch.set_rng_state(random["cpu"])
         torch.cuda.set_rng_state(random["cuda"])
         _set_generators(random["tracker"])
-    return Progress(**known["progress"])
+    return TrainingProgress(**known["progress"])
 
 
 def _copied(state: Any) -> Any:

@@ -25,7 +25,7 @@ ARRAYS = (
 """What Megatron-Core's datasets, and blends of them, take their samples by."""
 
 
-class Tokenizer:
+class TokenVocabulary:
     """Nothing but a vocabulary's size and its end of document: the data is tokens already."""
 
     def __init__(self, vocab_size: int, eod: int) -> None:
@@ -85,7 +85,7 @@ def datasets(arguments: argparse.Namespace) -> tuple[Any, Any]:
         blend=get_blend_from_list(arguments.data_path),
         split=arguments.split,
         path_to_cache=arguments.data_cache_path,
-        tokenizer=Tokenizer(arguments.vocab_size, arguments.eod_id),
+        tokenizer=TokenVocabulary(arguments.vocab_size, arguments.eod_id),
         reset_position_ids=False,
         reset_attention_mask=False,
         eod_mask_loss=False,

@@ -24,7 +24,7 @@ from launcher.agent.ranks.ending import OptionError, RunError
 from launcher.agent.traces import TRACE
 from launcher.agent.words import say
 from launcher.base import files
-from launcher.trainer.gpt.arguments import Layout
+from launcher.trainer.gpt.arguments import RankLayout
 
 MEGABYTE = 1024 * 1024
 STATM = Path("/proc/self/statm")  # proc(5): total and resident pages, …
@@ -113,7 +113,7 @@ def check_summary(file: str) -> None:
 
 def summary(
     arguments: argparse.Namespace,
-    layout: Layout,
+    layout: RankLayout,
     seconds: Sequence[float],
     loss: float,
     memory: Mapping[str, int],
@@ -196,7 +196,7 @@ class Meter:
                 self.loss = self.loss + loss
 
 
-class Profile:
+class StepTracer:
     """Traces some of a rank's steps, where `arguments` ask for them: by torch, or for nsys.
 
     A trace has all that is due between its first step and the last, evaluations and saves too.

@@ -57,7 +57,7 @@ OF_OUTPUTS = ("linear_proj.weight", "linear_fc2.weight")
 
 
 @dataclass(frozen=True)
-class Kind:
+class ModelKind:
     """The classes of a model and of its layers' parts; `compiled` where torch compiles them."""
 
     gpt: Any = GPTModel
@@ -65,7 +65,7 @@ class Kind:
     compiled: bool = False
 
 
-PLAIN = Kind()
+PLAIN = ModelKind()
 
 
 def vocabulary(arguments: argparse.Namespace, tensor: int, saved: dict[str, Any]) -> int:
@@ -85,7 +85,7 @@ def vocabulary(arguments: argparse.Namespace, tensor: int, saved: dict[str, Any]
     return size
 
 
-def _layers(arguments: argparse.Namespace, described: TransformerConfig, kind: Kind) -> Any:
+def _layers(arguments: argparse.Namespace, described: TransformerConfig, kind: ModelKind) -> Any:
     wanted = arguments.transformer_impl
     there = not arguments.on_cpu and importlib.util.find_spec("transformer_engine")
     if wanted == "auto":
@@ -162,7 +162,9 @@ def config(arguments: argparse.Namespace, compiled: bool = False) -> Transformer
     )
 
 
-def build(arguments: argparse.Namespace, vocabulary: int, part: int = 0, kind: Kind = PLAIN) -> Any:
+def build(
+    arguments: argparse.Namespace, vocabulary: int, part: int = 0, kind: ModelKind = PLAIN
+) -> Any:
     """This rank's part of the model for a padded vocabulary: a `kind.gpt`.
 
     `part` says which, where a stage of the pipeline has several. Raises `OptionError` for what the

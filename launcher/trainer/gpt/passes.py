@@ -14,7 +14,7 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 
 from launcher.agent import compat
 from launcher.trainer.gpt import split
-from launcher.trainer.gpt.arguments import Layout
+from launcher.trainer.gpt.arguments import RankLayout
 
 
 def _loss(loss_mask: torch.Tensor, losses: torch.Tensor) -> tuple[torch.Tensor, dict[str, Any]]:
@@ -45,7 +45,9 @@ def mean_over_data(value: torch.Tensor) -> float:
 class Passes:
     """Passes of a model's parts, each under its data parallelism, over micro-batches."""
 
-    def __init__(self, arguments: argparse.Namespace, layout: Layout, wrapped: list[Any]) -> None:
+    def __init__(
+        self, arguments: argparse.Namespace, layout: RankLayout, wrapped: list[Any]
+    ) -> None:
         self.arguments, self.layout, self.wrapped = arguments, layout, wrapped
         self.schedule = get_forward_backward_func()
 

@@ -12,8 +12,8 @@ import torch
 from megatron.core import parallel_state
 
 from launcher.trainer.gpt import log, measurements
-from launcher.trainer.gpt.arguments import Layout
-from launcher.trainer.gpt.checkpoint import Progress
+from launcher.trainer.gpt.arguments import RankLayout
+from launcher.trainer.gpt.checkpoint import TrainingProgress
 from launcher.trainer.gpt.measurements import Meter
 from launcher.trainer.gpt.passes import mean_over_data
 from launcher.trainer.gpt.writers import Writers
@@ -45,7 +45,7 @@ def _number(grad_norm: torch.Tensor | float | None) -> float | None:
 class Report:
     """All ranks call its methods, since a loss is a mean over them; `grad_norm` is a step's."""
 
-    def __init__(self, arguments: argparse.Namespace, layout: Layout, optimizer: Any) -> None:
+    def __init__(self, arguments: argparse.Namespace, layout: RankLayout, optimizer: Any) -> None:
         self.arguments, self.layout, self.optimizer = arguments, layout, optimizer
         self.loss: torch.Tensor | None = None  # the last step's, on the last stage
         self.seconds: list[float] = []  # each step's, where they are asked for
@@ -67,7 +67,7 @@ class Report:
             self.seconds.append(time.perf_counter() - began)
         self.meter.add(loss, advanced)
 
-    def write(self, progress: Progress, rate: float, grad_norm: Any) -> None:
+    def write(self, progress: TrainingProgress, rate: float, grad_norm: Any) -> None:
         """An iteration's numbers."""
         loss = None if self.loss is None else mean_over_data(self.loss.clone())
         if self.writers:
@@ -80,7 +80,7 @@ class Report:
             }
             self.writers.write(values, progress.iteration, progress.consumed_samples)
 
-    def log(self, progress: Progress, rate: float, grad_norm: Any) -> None:
+    def log(self, progress: TrainingProgress, rate: float, grad_norm: Any) -> None:
         """The interval's line, on the last rank, and what else comes with it; begin another."""
         meter, iteration, loss, nan = self.meter, progress.iteration, None, 0
         advanced = int(meter.advanced)
@@ -113,7 +113,7 @@ class Report:
                 print(measurements.memory_line(iteration), flush=True)
         self.meter = Meter()
 
-    def validation(self, progress: Progress, meter: Meter) -> None:
+    def validation(self, progress: TrainingProgress, meter: Meter) -> None:
         """An evaluation's line."""
         if not parallel_state.is_pipeline_last_stage(ignore_virtual=True):
             return

@@ -22,8 +22,8 @@ from launcher.agent import compat, words
 from launcher.agent.ranks.ending import RunError
 from launcher.agent.ranks.stop import StopRequest
 from launcher.trainer.gpt import checkpoint, data, measurements, model, optimizer, replicas
-from launcher.trainer.gpt.arguments import Layout, learning_rate
-from launcher.trainer.gpt.checkpoint import Progress
+from launcher.trainer.gpt.arguments import RankLayout, learning_rate
+from launcher.trainer.gpt.checkpoint import TrainingProgress
 from launcher.trainer.gpt.evaluation import Evaluation
 from launcher.trainer.gpt.measurements import Meter
 from launcher.trainer.gpt.passes import Passes
@@ -37,7 +37,7 @@ Outcome = tuple[torch.Tensor | None, Any, Any]
 """A step's loss, fp32 [], whether it was taken, and the gradient's norm: until the next one."""
 
 
-def begin(arguments: argparse.Namespace, layout: Layout) -> Trainer:
+def begin(arguments: argparse.Namespace, layout: RankLayout) -> Trainer:
     """Join the process group, and return the trainer: the fast one, where it is here and wanted."""
     kind, there = Trainer, importlib.util.find_spec(FAST)
     if there and not arguments.no_fast:
@@ -46,7 +46,7 @@ def begin(arguments: argparse.Namespace, layout: Layout) -> Trainer:
     return kind(arguments, layout)
 
 
-def initialise(arguments: argparse.Namespace, layout: Layout, *, graphed: bool = False) -> None:
+def initialise(arguments: argparse.Namespace, layout: RankLayout, *, graphed: bool = False) -> None:
     """Join the process group, divide it by `layout`, and seed every random generator.
 
     `graphed` leaves the default stream, which no CUDA graph can be captured on.
@@ -82,7 +82,7 @@ class Trainer:
     slow_steps = 0
     """The first steps of a process, whose times say nothing of the others."""
 
-    def __init__(self, arguments: argparse.Namespace, layout: Layout) -> None:
+    def __init__(self, arguments: argparse.Namespace, layout: RankLayout) -> None:
         self.arguments = arguments
         self.layout = layout
         source = checkpoint.newest(arguments.load) if arguments.load else None
@@ -103,14 +103,14 @@ class Trainer:
         self.progress = self._load(source, saved)
         self.steps = self._steps()
         self.saved = self.progress.iteration
-        self.profile = measurements.Profile(arguments, self.saved, self.slow_steps)
+        self.profile = measurements.StepTracer(arguments, self.saved, self.slow_steps)
         self.report.begin(self.saved)
         self.stop = StopRequest() if arguments.exit_signal_handler else None
         self.training_set, held_out = data.datasets(arguments)
         self.evaluation = Evaluation(arguments, held_out, self.passes)
 
     @classmethod
-    def is_graphed(cls, arguments: argparse.Namespace, layout: Layout) -> bool:
+    def is_graphed(cls, arguments: argparse.Namespace, layout: RankLayout) -> bool:
         """Whether its steps are to become a CUDA graph."""
         return False
 
@@ -122,11 +122,11 @@ class Trainer:
         """Each part under its data parallelism."""
         return [optimizer.wrap(self.arguments, each) for each in self.parts]
 
-    def _load(self, source: Path | None, saved: dict[str, Any]) -> Progress:
+    def _load(self, source: Path | None, saved: dict[str, Any]) -> TrainingProgress:
         if source is None:
             if self.arguments.load:
                 say(f"no checkpoint in {self.arguments.load}: starting from the beginning")
-            return Progress()
+            return TrainingProgress()
         progress = checkpoint.load(source, saved, self.parts, self.optimizer)
         say(f"loaded {source}: going on after iteration {progress.iteration}")
         if saved["layout"] != checkpoint.layout():
@@ -228,7 +228,7 @@ class Trainer:
         """Complete the gradients, once a step's backward passes are done."""
         finalize_model_grads(*args, **kwargs)
 
-    def _settled(self) -> tuple[Progress, float]:
+    def _settled(self) -> tuple[TrainingProgress, float]:
         """The progress, with the steps that the device has taken; the rate that the next uses."""
         self.progress = replace(self.progress, steps=self.steps.settle())
         return self.progress, learning_rate(self.arguments, self.progress.steps)

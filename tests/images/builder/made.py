@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from launcher.base.settings import ROOT
-from launcher.images.builder.attest import Made
+from launcher.images.builder.attest import ImageRecord
 from launcher.images.builder.context import Inputs
 from launcher.images.matrix.load import load_lock, load_matrix
 from launcher.images.matrix.recipe import recipe
@@ -50,9 +50,9 @@ def inputs_of(source: MegatronSource, **changes: object) -> Inputs:
     return replace(inputs, **changes)  # type: ignore[arg-type]
 
 
-def made(kind: Literal["git", "sdist", "path"] = "git", **changes: object) -> Made:
+def made(kind: Literal["git", "sdist", "path"] = "git", **changes: object) -> ImageRecord:
     """An image of row 24.10 with release 0.9.0 from this kind of source."""
-    image = Made(
+    image = ImageRecord(
         name="megatron:24.10-0.9.0",
         id=IMAGE,
         inputs=inputs_of(SOURCES[kind]),

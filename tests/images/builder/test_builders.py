@@ -17,7 +17,7 @@ from launcher.base.errors import BuildError
 from launcher.base.screen import Progress
 from launcher.images.builder import builders, verify
 from launcher.images.builder.verify import (
-    Facts,
+    BuildFacts,
     check_base,
     check_extensions,
     check_image,
@@ -215,16 +215,18 @@ def test_an_image_is_what_the_engine_knows_it_by(
 ROWS = load_matrix().rows
 ROW, CUDA, BOTH = ROWS["24.10"], ROWS["cuda-12.4"], ROWS["26.06"]
 OLDER = CUDA.model_copy(update={"torch": "2.4.0"})
-BASE = Facts("3.10", {"torch": "2.5.0a0+e000cf0ad9.nv24.10", "numpy": "1.24.4", "psutil": "5.9"})
+BASE = BuildFacts(
+    "3.10", {"torch": "2.5.0a0+e000cf0ad9.nv24.10", "numpy": "1.24.4", "psutil": "5.9"}
+)
 ADDED = BASE.packages | {"psutil": "7.2.2", "megatron-core": "0.9.0"}
 
 
-def having(name: str, version: str) -> Facts:
-    return Facts("3.10", BASE.packages | {name: version}, training=True)
+def having(name: str, version: str) -> BuildFacts:
+    return BuildFacts("3.10", BASE.packages | {name: version}, training=True)
 
 
-def torch(version: str | None) -> Facts:
-    return Facts("3.10", {"torch": version} if version else {})
+def torch(version: str | None) -> BuildFacts:
+    return BuildFacts("3.10", {"torch": version} if version else {})
 
 
 @pytest.mark.parametrize(
@@ -232,7 +234,7 @@ def torch(version: str | None) -> Facts:
     [
         (partial(check_base, BASE, ROW, "base", standin=False), ""),
         (
-            partial(check_base, Facts("3.12", BASE.packages), ROW, "base", standin=True),
+            partial(check_base, BuildFacts("3.12", BASE.packages), ROW, "base", standin=True),
             "base: has Python 3.12, and the row needs 3.10",
         ),
         (partial(check_base, torch(None), ROW, "base", standin=True), ""),
@@ -258,7 +260,10 @@ def torch(version: str | None) -> Facts:
         (partial(check_extensions, having("transformer-engine", "1"), ["transformer_engine"]), ""),
         (partial(check_extensions, having("transformer-engine", "1"), ["transformer.engine"]), ""),
         (partial(check_extensions, BASE, ["apex"]), "finds no apex"),
-        (partial(check_image, BASE, Facts("3.10", ADDED, training=True), {"psutil"}, True), ""),
+        (
+            partial(check_image, BASE, BuildFacts("3.10", ADDED, training=True), {"psutil"}, True),
+            "",
+        ),
         (partial(check_image, BASE, having("torch", "9.9"), {"torch"}, True), " -> 9.9"),
         (partial(check_image, BASE, having("numpy", "9.9"), {"numpy"}, True), " -> 9.9"),
         (
@@ -266,10 +271,15 @@ def torch(version: str | None) -> Facts:
             "numpy 1.24.4 -> missing, psutil 5.9 -> missing",
         ),
         (
-            partial(check_image, BASE, Facts("3.10", BASE.packages, "no symbol"), set(), False),
+            partial(
+                check_image, BASE, BuildFacts("3.10", BASE.packages, "no symbol"), set(), False
+            ),
             "no symbol",
         ),
-        (partial(check_image, BASE, Facts("3.10", BASE.packages), set(), True), "training can't"),
+        (
+            partial(check_image, BASE, BuildFacts("3.10", BASE.packages), set(), True),
+            "training can't",
+        ),
     ],
 )
 def test_what_is_refused_of_bases_and_images(check: Callable[[], None], said: str) -> None:

@@ -22,7 +22,7 @@ from launcher.base.errors import BuildError, EngineError, UsageError
 from launcher.base.screen import Progress
 from launcher.base.settings import Settings
 from launcher.images.builder import inputs
-from launcher.images.builder.image import Request
+from launcher.images.builder.image import BuildRequest
 from launcher.images.engine import connect
 from launcher.images.matrix.load import load_lock, load_matrix
 from launcher.images.matrix.recipe import recipe, sha256_of_pin
@@ -214,7 +214,7 @@ def test_pip_asks_indexes_with_their_passwords_in_no_command_line(
     )
     (path,) = fetch.wheels([pin], "3.11", site)
     assert path.name == "mine-1-py3-none-any.whl"
-    assert lock.resolve(lock.Wanted(["mine"], "3.11"), site) == [pin]
+    assert lock.resolve(lock.RequirementSet(["mine"], "3.11"), site) == [pin]
     assert len([line for line in mirror.seen if "-m pip" in line or "uv pip" in line]) >= 2
     assert {"/none/mine/", "/extra/mine/"} <= set(mirror.came_in)
     assert shown(mirror) == []
@@ -261,10 +261,10 @@ def test_a_row_that_fails_keeps_no_other_from_being_fetched(
     monkeypatch.setattr(fetch, "wheels", wheels)
     monkeypatch.setattr(source, "from_sdist", lambda *_: SimpleNamespace(at=tmp_path / "b.tar.gz"))
     rows = [
-        (recipe(MATRIX, LOCK, "24.10"), Request("24.10")),
-        (CPU, Request("cpu", base="gone:1")),
-        (CPU, Request("cpu", base="No")),
-        (CPU, Request("cpu")),
+        (recipe(MATRIX, LOCK, "24.10"), BuildRequest("24.10")),
+        (CPU, BuildRequest("cpu", base="gone:1")),
+        (CPU, BuildRequest("cpu", base="No")),
+        (CPU, BuildRequest("cpu")),
     ]
     out = io.StringIO()
     images: Any = StandInImages()
@@ -275,7 +275,7 @@ def test_a_row_that_fails_keeps_no_other_from_being_fetched(
     codes = [(row.tag, error.exit_code) for row, error in failed]
     assert codes == [("24.10", 122), ("cpu", 125), ("cpu", 2)]
     assert "24.10: 10 Python packages: failed" in out.getvalue()
-    without, _ = inputs.fetch_all([(CPU, Request("cpu"))], None, empty_site, Progress(out))
+    without, _ = inputs.fetch_all([(CPU, BuildRequest("cpu"))], None, empty_site, Progress(out))
     assert without[0].images == {}
 
 
@@ -288,7 +288,9 @@ def test_a_commit_is_named_by_its_publisher_s_url(
     monkeypatch.setattr(fetch, "wheels", lambda *_: [])
     monkeypatch.setattr(source, "from_git", lambda *_: found)
     site = replace(empty_site, git_mirror="https://mirror.example/")
-    (one,), _ = inputs.fetch_all([(row, Request("24.10"))], None, site, Progress(io.StringIO()))
+    (one,), _ = inputs.fetch_all(
+        [(row, BuildRequest("24.10"))], None, site, Progress(io.StringIO())
+    )
     assert one.commits == (
         inputs.Commit("https://github.com/NVIDIA/Megatron-LM.git", row.locked.git.commit, tmp_path),
     )

@@ -20,12 +20,12 @@ from launcher.base.errors import BuildError, EngineError, LauncherError, UsageEr
 from launcher.base.screen import Progress
 from launcher.base.settings import Settings
 from launcher.images.builder import attest, image, sbom, verify
-from launcher.images.builder.image import Builds, Request, build_all
+from launcher.images.builder.image import BuildRequest, Builds, build_all
 from launcher.images.matrix.load import find_release, load_matrix
 from launcher.images.matrix.recipe import recipe
 from launcher.images.matrix.schema import LockedImage, LockedPlatform
 from launcher.images.oci import registry
-from launcher.images.oci.registry import Resolved
+from launcher.images.oci.registry import ImageDigests
 from launcher.images.sources import pins
 from launcher.tools.trials.cell import Stages
 from tests.images.builder.conftest import INFO
@@ -87,7 +87,7 @@ def test_an_image_whose_check_did_not_end_is_removed(
     monkeypatch.setattr(building, "_build", lambda *_: "sha256:new")
     monkeypatch.setattr(building, "_check", check)
     with pytest.raises(type(end)):
-        building.build(Request("cpu"))
+        building.build(BuildRequest("cpu"))
     assert api.names == {}
     api.names["sha256:new"] = ["megatron:cpu"]  # an earlier build has named it
     building._discard("sha256:new")
@@ -102,14 +102,14 @@ def test_the_torch_of_a_built_image_is_compared_with_its_row_s(
     building, api = builds(empty_site, {})
     told = {"RootFS": {"Layers": ["a"]}}
     monkeypatch.setattr(api, "inspect_image", lambda image: told)
-    facts = verify.Facts("3.11", {"torch": torch} if torch else {})
+    facts = verify.BuildFacts("3.11", {"torch": torch} if torch else {})
     monkeypatch.setattr(verify, "look", lambda *_: facts)
     cpu = recipe(building.matrix, building.lock, "cpu")
     inputs = inputs_of(SOURCES["sdist"], recipe=cpu, base=replace(BASE, standin=standin))
     right = torch == "2.13.0+cpu" or (torch is None and standin)
     said = re.escape(f"the image has torch {torch or 'missing'}, and the row says 2.13.0+cpu")
     with nullcontext() if right else pytest.raises(BuildError, match=said):
-        building._check("i", verify.Facts("3.11", {}), inputs)
+        building._check("i", verify.BuildFacts("3.11", {}), inputs)
 
 
 @pytest.mark.parametrize(
@@ -150,15 +150,15 @@ def test_a_row_that_fails_does_not_keep_others_from_being_built(
     empty_site: Settings, monkeypatch: pytest.MonkeyPatch, error: Exception, code: int
 ) -> None:
     building, _ = builds(empty_site, {})
-    made = image.Built(["megatron:cpu"], "sha256:a", reused=False)
+    made = image.BuiltImage(["megatron:cpu"], "sha256:a", reused=False)
 
-    def build(request: Request) -> image.Built:
+    def build(request: BuildRequest) -> image.BuiltImage:
         if request.tag == "24.02":
             raise error
         return made
 
     monkeypatch.setattr(building, "build", build)
-    built, failed = build_all(building, [Request("24.02"), Request("cpu")])
+    built, failed = build_all(building, [BuildRequest("24.02"), BuildRequest("cpu")])
     assert built == [made]
     assert [(request.tag, one.exit_code) for request, one in failed] == [("24.02", code)]
 
@@ -167,15 +167,17 @@ def test_nothing_is_built_where_one_of_several_rows_cannot_be(
     empty_site: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     building, _ = builds(empty_site, {})
-    asked: list[Request] = []
+    asked: list[BuildRequest] = []
     monkeypatch.setattr(building, "build", asked.append)
     with pytest.raises(UsageError, match=r"Megatron 0\.16\.1 requires"):
-        build_all(building, [Request("cpu", "0.16.1"), Request("24.02", "0.16.1")])
+        build_all(building, [BuildRequest("cpu", "0.16.1"), BuildRequest("24.02", "0.16.1")])
     with pytest.raises(UsageError, match=r"9\.0 is no compute capability"):
-        build_all(building, [Request("cuda-12.4"), Request("cuda-12.4", architectures="9.0")])
+        build_all(
+            building, [BuildRequest("cuda-12.4"), BuildRequest("cuda-12.4", architectures="9.0")]
+        )
     building.lock = building.lock.model_copy(update={"packages": {}})
     with pytest.raises(UsageError, match=r"matrix\.lock has no packages of cpu"):
-        build_all(building, [Request("24.10"), Request("cpu")])
+        build_all(building, [BuildRequest("24.10"), BuildRequest("cpu")])
     assert not asked
 
 
@@ -187,7 +189,7 @@ def test_a_release_that_is_none_is_told_so_of_a_checkout_too(
     (tmp_path / "HEAD").touch()
     building, _ = builds(empty_site, {})
     with pytest.raises(UsageError, match=r"no Megatron release '0\.9\.9' in the matrix"):
-        building.recipe(Request("cpu", "0.9.9", tmp_path))
+        building.recipe(BuildRequest("cpu", "0.9.9", tmp_path))
 
 
 def test_a_checkout_of_another_patch_release_is_written_as_what_it_is(
@@ -200,7 +202,7 @@ def test_a_checkout_of_another_patch_release_is_written_as_what_it_is(
     said = io.StringIO()
     building = Builds(SimpleNamespace(), empty_site, Progress(said))
     building.images = SimpleNamespace(find=lambda *_: BASE)
-    inputs = building.inputs(Request("cpu", checkout=checkout))
+    inputs = building.inputs(BuildRequest("cpu", checkout=checkout))
     assert f"{checkout}: Megatron 0.13.0, built by the rules of 0.13.1" in said.getvalue()
     assert [path.parent.name for path in inputs.patches] == ["0.13.1", "0.13.1"]
     assert building._names(inputs) == ["megatron:cpu-0.13.0"]
@@ -324,7 +326,7 @@ def find(
 
 @pytest.fixture(autouse=True)
 def _no_registry(monkeypatch: pytest.MonkeyPatch) -> None:
-    def resolve(reference: str) -> Resolved:
+    def resolve(reference: str) -> ImageDigests:
         raise EngineError("nobody there")
 
     monkeypatch.setattr(registry, "resolve", resolve)
@@ -416,19 +418,19 @@ def test_the_base_that_the_demo_made_stands_in_for_one_that_nobody_can_pull(
     if not taken:
         hint = tag == "cpu" and chosen is None
         with pytest.raises(EngineError) as caught:
-            building._start(Request(tag, base=chosen))
+            building._start(BuildRequest(tag, base=chosen))
         assert ("`make demo`" in caught.value.remedy) == hint
         return
-    base, builder = building._start(Request(tag))
+    base, builder = building._start(BuildRequest(tag))
     assert (base.name, builder.name) == (STANDIN, STANDIN)
     assert base.standin
     assert f"{row.base}: " in out.getvalue()
     assert f"{STANDIN}, which `make demo` made, stands in for it" in out.getvalue()
-    demo = building._start(Request(tag, base=STANDIN, builder=STANDIN))
+    demo = building._start(BuildRequest(tag, base=STANDIN, builder=STANDIN))
     assert demo == (base, builder)  # so the image is the demo's
     building.standin = False  # as in `image verify`, which compares with what it was built from
     with pytest.raises(EngineError):
-        building._start(Request(tag))
+        building._start(BuildRequest(tag))
 
 
 @pytest.mark.parametrize(

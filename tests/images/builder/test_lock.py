@@ -23,9 +23,9 @@ from launcher.images.matrix.schema import (
     Matrix,
 )
 from launcher.images.oci import registry
-from launcher.images.oci.registry import Resolved
+from launcher.images.oci.registry import ImageDigests
 from launcher.images.sources import lock
-from launcher.images.sources.lock import Asking, Wanted
+from launcher.images.sources.lock import Asking, RequirementSet
 
 from .conftest import wheel
 
@@ -89,7 +89,7 @@ def unreachable(*_: object, **__: object) -> None:
 
 @pytest.fixture(autouse=True)
 def _no_registry(monkeypatch: pytest.MonkeyPatch) -> None:
-    def resolve(reference: str, platform: str, **_: bool) -> Resolved:
+    def resolve(reference: str, platform: str, **_: bool) -> ImageDigests:
         raise EngineError(f"{reference}: the registry can't be reached")
 
     monkeypatch.setattr(registry, "resolve", resolve)
@@ -177,10 +177,10 @@ def test_what_is_to_be_upgraded_is_asked_for_and_no_more(
     names: set[str],
 ) -> None:
     """`make lock` moved markdown, networkx and numpy, of which nobody had said a word."""
-    asked: list[Wanted] = []
+    asked: list[RequirementSet] = []
     git: list[str | None] = []
 
-    def resolve(wanted: Wanted, site: Settings) -> list[str]:
+    def resolve(wanted: RequirementSet, site: Settings) -> list[str]:
         asked.append(wanted)
         return [*wanted.before]
 
@@ -207,20 +207,20 @@ def sha(letter: str) -> str:
     return f"sha256:{letter * 64}"
 
 
-ANSWER = Resolved(sha("a"), sha("b"), sha("c"))
+ANSWER = ImageDigests(sha("a"), sha("b"), sha("c"))
 
 
 def images(
     monkeypatch: pytest.MonkeyPatch,
     site: Settings,
-    answers: dict[str, Resolved],
+    answers: dict[str, ImageDigests],
     before: dict[str, LockedImage],
     upgrade: list[str] | None = None,
 ) -> tuple[dict[str, LockedImage], list[str], list[str]]:
     """What is locked where registries answer so, what is said, and what was asked for amd64."""
     asked: list[str] = []
 
-    def resolve(reference: str, platform: str, **_: bool) -> Resolved:
+    def resolve(reference: str, platform: str, **_: bool) -> ImageDigests:
         if platform == "linux/amd64":
             asked.append(reference)
         if reference not in answers:
@@ -257,8 +257,8 @@ def test_each_base_and_builder_is_asked_for_once(
 def test_a_tag_that_moves_between_two_platforms_is_not_locked(
     monkeypatch: pytest.MonkeyPatch, empty_site: Settings
 ) -> None:
-    def resolve(reference: str, platform: str, **_: bool) -> Resolved:
-        return Resolved(sha("a" if platform == "linux/amd64" else "b"), sha("c"), sha("d"))
+    def resolve(reference: str, platform: str, **_: bool) -> ImageDigests:
+        return ImageDigests(sha("a" if platform == "linux/amd64" else "b"), sha("c"), sha("d"))
 
     monkeypatch.setattr(registry, "resolve", resolve)
     monkeypatch.setattr(lock, "resolve", unreachable)
@@ -320,7 +320,7 @@ def test_what_is_needed_on_a_condition_is_what_the_row_needs(
         wheel(links, name, "1.0")
     wheel(links, "numbers", "1.0")
     wheel(links, "numbers", "2.0")
-    pins = lock.resolve(Wanted(["root"], python, platform=platform), empty_site)
+    pins = lock.resolve(RequirementSet(["root"], python, platform=platform), empty_site)
     old, amd64 = python == "3.10", platform == "linux/amd64"
     assert versions(pins) == sorted(
         [
@@ -337,13 +337,13 @@ def test_a_pin_that_holds_stays_until_it_is_upgraded_or_ruled_out(
     for name in ("one", "some_thing"):
         wheel(links, name, "1.0")
     both = ["one", "some-thing"]
-    before = lock.resolve(Wanted(both, "3.12"), empty_site)
+    before = lock.resolve(RequirementSet(both, "3.12"), empty_site)
     spelt = [pin.replace("some-thing", "some_thing") for pin in before]  # as pip's metadata has it
     for name in ("one", "some_thing", "third"):
         wheel(links, name, "2.0")
 
     def again(requirements: list[str], *options: str) -> list[str]:
-        return lock.resolve(Wanted(requirements, "3.12", spelt, options), empty_site)
+        return lock.resolve(RequirementSet(requirements, "3.12", spelt, options), empty_site)
 
     assert again(both) == spelt
     assert versions(again([*both, "third"])) == ["one==1.0", "some_thing==1.0", "third==2.0"]
@@ -364,7 +364,7 @@ def test_resolving_runs_nothing_that_a_wheel_asks_for(
     (project / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w').close()\n")
     wheel(links, "root", "1.0", f"evil @ {project.as_uri()}")
     with pytest.raises(BuildError, match="uv can't resolve it"):
-        lock.resolve(Wanted(["root"], "3.10"), empty_site)
+        lock.resolve(RequirementSet(["root"], "3.10"), empty_site)
     assert not (tmp_path / "ran").exists()
 
 

@@ -24,7 +24,7 @@ from launcher.base.screen import Progress
 from launcher.base.settings import Settings
 from launcher.base.zstd import zstd
 from launcher.images.builder import beside
-from launcher.images.builder.image import OCI, Built
+from launcher.images.builder.image import OCI, BuiltImage
 from launcher.images.carry import again, compare
 from launcher.images.carry.again import (
     Claims,
@@ -39,7 +39,7 @@ from launcher.images.carry.again import (
 )
 from launcher.images.carry.compare import Difference
 from launcher.images.matrix.load import load_matrix
-from launcher.images.oci.layers import Entry, Layer, read_layer, read_layers
+from launcher.images.oci.layers import Layer, LayerEntry, read_layer, read_layers
 
 from .conftest import FORMS, Engine, sha256
 
@@ -213,7 +213,7 @@ def test_what_is_built_again_goes_with_its_documents_unless_it_was_there(
     verification = Verification(engine, empty_site, Progress(io.StringIO()))
     for held in (new, there):
         beside.put({beside.SBOM: b""}, held.id, empty_site)
-        verification._remove(Built(held.names[:1], held.id, reused=False))
+        verification._remove(BuiltImage(held.names[:1], held.id, reused=False))
     assert (new.names, there.names) == ([], ["megatron:cpu"])
     assert not beside.texts(new.id, empty_site)
     assert beside.texts(there.id, empty_site)
@@ -228,8 +228,8 @@ def test_without_diffoscope_nothing_is_built_for_it(
         verification.verify("x", Departures(), diffoscope=True)
 
 
-FILE = Entry("file", "0644", "0:0", 3, 0, sha256="a" * 64)
-FOLDER = Entry("folder", "0755", "0:0", 0, 0)
+FILE = LayerEntry("file", "0644", "0:0", 3, 0, sha256="a" * 64)
+FOLDER = LayerEntry("folder", "0755", "0:0", 0, 0)
 
 
 def tarred(*members: tuple[tarfile.TarInfo, bytes], pax: bool = True) -> bytes:
@@ -321,7 +321,7 @@ def test_an_entry_holds_all_that_its_header_says() -> None:
     link = member("lib", type=tarfile.SYMTYPE, linkname="usr/lib")
     found = dict(layer((special, b""), (capable, b"abc"), (link, b""), (member("a/.wh.b"), b"")))
     assert found["/dev/x"].target == "1:3"
-    assert found["/bin/ping"] == Entry(
+    assert found["/bin/ping"] == LayerEntry(
         "file",
         "4755",
         "1:2",
@@ -402,7 +402,7 @@ def test_what_a_layer_takes_away_or_changes_is_named() -> None:
 
 
 def test_content_comes_first_then_modes_then_times_and_derived_files_later() -> None:
-    def changed_file(**fields: Any) -> tuple[Entry, Entry]:
+    def changed_file(**fields: Any) -> tuple[LayerEntry, LayerEntry]:
         return FILE, replace(FILE, **fields)
 
     pairs = {

@@ -16,7 +16,7 @@ import pytest
 
 from launcher.base.errors import BuildError, EngineError, LauncherError, UsageError
 from launcher.base.settings import Settings
-from launcher.images.builder.inputs import Commit, Fetched
+from launcher.images.builder.inputs import Commit, FetchedInputs
 from launcher.images.carry import bundle, images, save
 from launcher.images.carry.check import DamagedError
 from launcher.images.carry.load import load
@@ -40,7 +40,7 @@ def put(site: Settings, folder: Path, content: bytes, name: str) -> Path:
 
 
 @pytest.fixture
-def fetched(empty_site: Settings, tmp_path: Path, checkout: Path) -> Fetched:  # noqa: F811
+def fetched(empty_site: Settings, tmp_path: Path, checkout: Path) -> FetchedInputs:  # noqa: F811
     """A row with two files in the cache, a commit with a history, and an image with two names."""
     commit_all(checkout)
     (checkout / "setup.py").write_text("print('second')\n")
@@ -51,11 +51,11 @@ def fetched(empty_site: Settings, tmp_path: Path, checkout: Path) -> Fetched:  #
     )
     row = recipe(load_matrix(), load_lock(), "cpu")
     base = filled().find("base:1").id
-    return Fetched(row, wheels, (Commit(URL, head, at),), {"base:1": base, "b": base})
+    return FetchedInputs(row, wheels, (Commit(URL, head, at),), {"base:1": base, "b": base})
 
 
 @pytest.fixture
-def folder(fetched: Fetched, tmp_path: Path) -> Path:
+def folder(fetched: FetchedInputs, tmp_path: Path) -> Path:
     """A bundle of it."""
     path = tmp_path / "inputs"
     bundle.write_bundle(path, [fetched], cast("Any", filled()), QUIET)
@@ -67,7 +67,7 @@ def elsewhere(site: Settings, tmp_path: Path) -> Settings:
 
 
 def test_what_was_packed_is_what_is_taken(
-    folder: Path, fetched: Fetched, empty_site: Settings, tmp_path: Path
+    folder: Path, fetched: FetchedInputs, empty_site: Settings, tmp_path: Path
 ) -> None:
     index = bundle.check_bundle(folder, QUIET)
     assert [row.tag for row in index.rows] == ["cpu"]
@@ -91,12 +91,12 @@ def test_what_was_packed_is_what_is_taken(
 
 
 def test_the_same_inputs_in_another_order_and_cache_are_the_same_bytes(
-    folder: Path, fetched: Fetched, empty_site: Settings, tmp_path: Path
+    folder: Path, fetched: FetchedInputs, empty_site: Settings, tmp_path: Path
 ) -> None:
     there = elsewhere(empty_site, tmp_path)
     bundle.take_bundle(folder, bundle.check_bundle(folder, QUIET), there, QUIET)
     own = replace(fetched.commits[0], repository=next((there.cache / "git").iterdir()))
-    again = Fetched(
+    again = FetchedInputs(
         fetched.recipe,
         tuple(sorted((there.cache / "sha256").glob("*/[!.]*"), reverse=True)),
         (own, own),
@@ -107,7 +107,7 @@ def test_the_same_inputs_in_another_order_and_cache_are_the_same_bytes(
 
 
 def test_another_bundle_in_the_same_folder_leaves_nothing_of_the_first(
-    folder: Path, fetched: Fetched, tmp_path: Path
+    folder: Path, fetched: FetchedInputs, tmp_path: Path
 ) -> None:
     less = replace(fetched, files=fetched.files[:1], commits=(), images={})
     bundle.write_bundle(folder, [less], None, QUIET)
@@ -116,7 +116,7 @@ def test_another_bundle_in_the_same_folder_leaves_nothing_of_the_first(
 
 
 def test_an_image_that_the_engine_does_not_give_whole_makes_no_bundle(
-    folder: Path, fetched: Fetched
+    folder: Path, fetched: FetchedInputs
 ) -> None:
     shutil.rmtree(folder / "images")
     engine = filled()
@@ -211,7 +211,9 @@ def test_a_list_that_somebody_made_up_is_refused(tmp_path: Path, index: dict[str
         bundle.check_bundle(tmp_path, QUIET)
 
 
-def test_a_cached_file_with_another_byte_is_not_packed(fetched: Fetched, tmp_path: Path) -> None:
+def test_a_cached_file_with_another_byte_is_not_packed(
+    fetched: FetchedInputs, tmp_path: Path
+) -> None:
     path = fetched.files[0]
     path.write_bytes(b"x")
     with pytest.raises(BuildError, match=path.parent.name):
@@ -233,7 +235,7 @@ def test_a_name_that_another_image_has_stays_with_that(folder: Path) -> None:
 @pytest.mark.long
 @pytest.mark.skipif(bool(cut.unsupported), reason=cut.unsupported)
 def test_a_bundle_that_was_cut_off_anywhere_is_mended_by_the_next(
-    fetched: Fetched, tmp_path: Path
+    fetched: FetchedInputs, tmp_path: Path
 ) -> None:
     """Killed, on a full disk or a read-only one: it is whole, or says what it lacks."""
     less, place = replace(fetched, files=fetched.files[:1], commits=()), tmp_path / "in"

@@ -20,7 +20,7 @@ from launcher.base.settings import Settings
 from launcher.images.builder import beside
 from launcher.images.carry import images
 from launcher.images.carry.check import DamagedError, check_saved
-from launcher.images.carry.load import Loaded, load, put_beside
+from launcher.images.carry.load import LoadedImage, load, put_beside
 from launcher.images.carry.remote import OtherImageError
 from launcher.images.carry.save import save
 from launcher.images.oci import layout
@@ -283,7 +283,7 @@ def documents(empty_site: Settings, monkeypatch: pytest.MonkeyPatch) -> dict[str
 def _put_beside(found: dict[str, bytes], site: Settings, built: str = "COPY /stage/ /") -> None:
     engine = Engine()
     engine.histories[IMAGE] = [built]
-    put_beside(engine, Loaded(IMAGE, (), (), (), found), site, QUIET)
+    put_beside(engine, LoadedImage(IMAGE, (), (), (), found), site, QUIET)
 
 
 def test_what_this_machine_has_written_beside_an_image_stays(

@@ -18,7 +18,7 @@ from launcher.base.screen import Progress
 from launcher.cli.transfer import pull as pull_command
 from launcher.images.carry import images, remote
 from launcher.images.matrix.schema import LockedImage, LockedPlatform
-from launcher.images.oci.registry import Resolved
+from launcher.images.oci.registry import ImageDigests
 
 A, B, C = (f"sha256:{letter * 64}" for letter in "abc")
 NAME = "registry.example:5000/team/megatron:24.10"
@@ -74,11 +74,11 @@ class Registry:
         self.empty = empty
         self.asked: list[tuple[str, str]] = []
 
-    def resolve(self, reference: str, platform: str = "linux/amd64") -> Resolved:
+    def resolve(self, reference: str, platform: str = "linux/amd64") -> ImageDigests:
         self.asked.append((reference, platform))
         if self.empty or platform != "linux/arm64":
             raise EngineError("nothing here")
-        return Resolved(A, B, C)
+        return ImageDigests(A, B, C)
 
 
 @pytest.fixture
@@ -110,7 +110,7 @@ def test_a_pull_takes_any_digest_that_the_image_is_known_by(
     """What is compared is what is pulled: that digest, wherever the tag is by now."""
     engine = Engine([], A)
     pulled = remote.pull(engine, NAME, Progress(io.StringIO()), [expected], "megatron:24.10")
-    assert pulled == remote.Carried(NAME, A, C)
+    assert pulled == remote.RemoteCopy(NAME, A, C)
     assert engine.pulled == [("registry.example:5000/team/megatron", A)]
     assert engine.tags == [("registry.example:5000/team/megatron", "24.10"), ("megatron", "24.10")]
     by_digest = (f"registry.example:5000/team/megatron@{A}", "linux/arm64")
@@ -152,9 +152,9 @@ def test_a_locked_image_comes_from_its_mirror_or_from_the_registry_that_is_named
 
     def pull(
         client: object, there: str, progress: Progress, expected: Sequence[str], own: str | None
-    ) -> remote.Carried:
+    ) -> remote.RemoteCopy:
         asked.append((there, list(expected), own))
-        return remote.Carried(there, A, C)
+        return remote.RemoteCopy(there, A, C)
 
     monkeypatch.setattr("launcher.images.matrix.load.load_matrix", lambda: matrix)
     monkeypatch.setattr(

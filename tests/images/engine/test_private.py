@@ -125,7 +125,7 @@ def test_an_engine_that_says_nothing_is_not_joined(
 ) -> None:
     """It was waited for without an end, and without a word."""
     monkeypatch.setattr(private, "HELLO_WITHIN", 0.2)
-    place = private.Place(tmp_path, tmp_path)
+    place = private.EnginePlace(tmp_path, tmp_path)
     with socket.socket(socket.AF_UNIX) as silent:
         silent.bind(str(place.control))
         silent.listen()

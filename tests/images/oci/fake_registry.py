@@ -15,7 +15,7 @@ import pytest
 
 from launcher.images.oci import registry
 from launcher.images.oci.layout import sha256
-from launcher.images.oci.registry import Resolved
+from launcher.images.oci.registry import ImageDigests
 from tests.images.builder.conftest import serving as on_loopback
 
 OCI_INDEX, LIST = registry.INDEXES
@@ -48,7 +48,7 @@ class Fake:
             self.types[f"team/base/{kind}/{name}"] = of_type
         return sha256(content)
 
-    def image(self, *tags: str, of_type: str = MANIFEST, arch: str = "amd64") -> Resolved:
+    def image(self, *tags: str, of_type: str = MANIFEST, arch: str = "amd64") -> ImageDigests:
         """Serve an image for one platform."""
         settings = json.dumps({"os": "linux", "architecture": arch, "n": len(self.files)})
         config = self.add("blobs", settings.encode())
@@ -56,9 +56,9 @@ class Fake:
         if of_type == MANIFEST:
             manifest["mediaType"] = of_type
         digest = self.add("manifests", json.dumps(manifest).encode(), *tags, of_type=of_type)
-        return Resolved(digest, digest, config)
+        return ImageDigests(digest, digest, config)
 
-    def index(self, *tags: str, of_type: str = OCI_INDEX, archs: tuple[str, ...]) -> Resolved:
+    def index(self, *tags: str, of_type: str = OCI_INDEX, archs: tuple[str, ...]) -> ImageDigests:
         """Serve an index of images; what it names for amd64."""
         images = {arch: self.image(arch=arch) for arch in archs}
         entries = [
@@ -68,8 +68,8 @@ class Fake:
         attested = {"digest": "sha256:" + "0" * 64, "platform": {"os": "unknown"}}
         index = {"mediaType": of_type, "manifests": [attested, *entries]}
         digest = self.add("manifests", json.dumps(index).encode(), *tags, of_type=of_type)
-        one = images.get("amd64", Resolved("", "", ""))
-        return Resolved(digest, one.manifest, one.config)
+        one = images.get("amd64", ImageDigests("", "", ""))
+        return ImageDigests(digest, one.manifest, one.config)
 
     @property
     def reference(self) -> str:

@@ -29,8 +29,8 @@ from launcher.base.zstd import zstd
 from launcher.images.carry.save import INCOMING, write_blob
 from launcher.images.engine.private.base import write_image
 from launcher.images.oci import archive, layout, packed, settle
-from launcher.images.oci.blocks import Stream, read_small
-from launcher.images.oci.layout import Base, Blob, File, Listing
+from launcher.images.oci.blocks import ChunkStream, read_small
+from launcher.images.oci.layout import Base, Blob, LayoutFile, Listing
 
 LABELS = {"b": "2", "a": "1"}
 
@@ -122,9 +122,9 @@ LISTING = Listing(
     manifest=f"sha256:{B}",
     base=Base(name="base:1", id=f"sha256:{C}", digests=(), layers=(f"sha256:{C}",)),
     files=(
-        File(path=f"blobs/sha256/{A}", size=1, sha256=A),
-        File(path=f"blobs/sha256/{B}", size=1, sha256=B),
-        File(path="documents/sbom.cdx.json", size=1, sha256=C),
+        LayoutFile(path=f"blobs/sha256/{A}", size=1, sha256=A),
+        LayoutFile(path=f"blobs/sha256/{B}", size=1, sha256=B),
+        LayoutFile(path="documents/sbom.cdx.json", size=1, sha256=C),
     ),
 )
 TEXT = layout.render(LISTING)
@@ -145,8 +145,10 @@ def test_no_byte_of_it_can_be_another(place: int, flipped: int) -> None:
 @pytest.mark.parametrize("path", ["../x", "/etc/passwd", "blobs/sha256/x", f"parts/{A}", "a\nb"])
 def test_a_file_outside_of_the_layout_is_refused(path: str) -> None:
     with pytest.raises(ValidationError):
-        File(path=path, size=1, sha256=A)
-    wrong = LISTING.model_dump() | {"files": [File(path=f"blobs/sha256/{A}", size=1, sha256=B)]}
+        LayoutFile(path=path, size=1, sha256=A)
+    wrong = LISTING.model_dump() | {
+        "files": [LayoutFile(path=f"blobs/sha256/{A}", size=1, sha256=B)]
+    }
     with pytest.raises(ValidationError, match="its name isn't its sha256"):
         Listing.model_validate(wrong)
 
@@ -274,7 +276,7 @@ def test_what_is_packed_comes_back_unpacked(content: bytes) -> None:
 
 @given(st.lists(st.binary(max_size=5), max_size=20), st.lists(st.integers(1, 7), max_size=100))
 def test_a_stream_gives_what_its_chunks_are(chunks: list[bytes], sizes: list[int]) -> None:
-    stream = Stream(iter(chunks))
+    stream = ChunkStream(iter(chunks))
     found = [stream.read(size) for size in sizes]
     assert all(len(block) <= size for block, size in zip(found, sizes, strict=True))
     assert not stream.read(0)

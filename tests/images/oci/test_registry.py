@@ -22,7 +22,7 @@ from launcher.images.oci import container as containers
 from launcher.images.oci import registry
 from launcher.images.oci.container import container_of, copy_out
 from launcher.images.oci.layout import sha256
-from launcher.images.oci.pull import Cause, classify, describe_pull_failure, unpullable
+from launcher.images.oci.pull import PullCause, classify, describe_pull_failure, unpullable
 from launcher.images.oci.registry import PLATFORM, address_of, resolve
 from tests.images.oci import fake_registry
 from tests.images.oci.fake_registry import LIST, MANIFEST, OCI_INDEX, OCI_MANIFEST, Fake
@@ -214,40 +214,40 @@ NVIDIA = "nvcr.io/nvidia/pytorch:24.10-py3"
 @pytest.mark.parametrize(
     ("text", "fault"),
     [
-        ("unauthorized: authentication required", Cause.UNAUTHORIZED),
-        ("Head https://nvcr.io/v2/x/manifests/y: denied: 403 Forbidden", Cause.UNAUTHORIZED),
+        ("unauthorized: authentication required", PullCause.UNAUTHORIZED),
+        ("Head https://nvcr.io/v2/x/manifests/y: denied: 403 Forbidden", PullCause.UNAUTHORIZED),
         (
             "pull access denied for x, repository does not exist or may require 'docker login': "
             "denied: requested access to the resource is denied",
-            Cause.UNAUTHORIZED,
+            PullCause.UNAUTHORIZED,
         ),
-        ("no basic auth credentials", Cause.UNAUTHORIZED),
+        ("no basic auth credentials", PullCause.UNAUTHORIZED),
         (
             "manifest for nvcr.io/x:y not found: manifest unknown: manifest unknown",
-            Cause.MISSING,
+            PullCause.MISSING,
         ),
-        ("errors: name unknown: repository name not known to registry", Cause.MISSING),
-        ("toomanyrequests: You have reached your pull rate limit.", Cause.RATE_LIMIT),
+        ("errors: name unknown: repository name not known to registry", PullCause.MISSING),
+        ("toomanyrequests: You have reached your pull rate limit.", PullCause.RATE_LIMIT),
         (
             'Get "https://nvcr.io/v2/": dial tcp: lookup nvcr.io on 10.0.0.1:53: no such host',
-            Cause.UNREACHABLE,
+            PullCause.UNREACHABLE,
         ),
         (
             'Get "https://nvcr.io/v2/": net/http: request canceled while waiting for connection '
             "(Client.Timeout exceeded while awaiting headers)",
-            Cause.UNREACHABLE,
+            PullCause.UNREACHABLE,
         ),
-        ("dial tcp 1.2.3.4:443: connect: network is unreachable", Cause.UNREACHABLE),
-        ("x509: certificate signed by unknown authority", Cause.CERTIFICATE),
-        ("write /var/lib/docker/tmp/x: no space left on device", Cause.DISK_FULL),
-        ("filesystem layer verification failed for digest sha256:401", Cause.DAMAGED),
-        ("image config verification failed for digest sha256:eof", Cause.DAMAGED),
-        ("failed commit on ref: unexpected commit digest sha256:1, expected", Cause.DAMAGED),
-        ("Digest did not match, expected sha256:1, got sha256:2", Cause.DAMAGED),
-        ("something else", Cause.OTHER),
+        ("dial tcp 1.2.3.4:443: connect: network is unreachable", PullCause.UNREACHABLE),
+        ("x509: certificate signed by unknown authority", PullCause.CERTIFICATE),
+        ("write /var/lib/docker/tmp/x: no space left on device", PullCause.DISK_FULL),
+        ("filesystem layer verification failed for digest sha256:401", PullCause.DAMAGED),
+        ("image config verification failed for digest sha256:eof", PullCause.DAMAGED),
+        ("failed commit on ref: unexpected commit digest sha256:1, expected", PullCause.DAMAGED),
+        ("Digest did not match, expected sha256:1, got sha256:2", PullCause.DAMAGED),
+        ("something else", PullCause.OTHER),
     ],
 )
-def test_classify(text: str, fault: Cause) -> None:
+def test_classify(text: str, fault: PullCause) -> None:
     assert classify(APIError("500 Server Error", explanation=text)) is fault
     assert classify(APIError(text)) is fault
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from launcher.runs.backends import shown
 from launcher.runs.backends.docker import docker, docker_request
-from launcher.runs.plan.image import Facts
+from launcher.runs.plan.image import ImageFacts
 from launcher.runs.plan.mounts import Host, Mount
 from launcher.runs.plan.plan import Plan, Stamp
 from launcher.runs.runfile import source
@@ -219,7 +219,7 @@ def plan_of(tmp_path: Path, text: str) -> Plan:
     file.write_text(f"name: a\nimage: {{name: i}}\nprogram: ./p.py\ngpus: 0\n{text}")
     config, origin = source.load(str(file), [])
     host = Host(12345, 100, "/home/u", str(tmp_path), "/cache")
-    return plans.plan_of(config, origin, Facts(), host, Stamp("0a1b2c3d", "2025"))
+    return plans.plan_of(config, origin, ImageFacts(), host, Stamp("0a1b2c3d", "2025"))
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ import pytest
 from launcher.base.errors import EngineError
 from launcher.runs.backends.docker import docker_job, docker_request
 from launcher.runs.follow import files
-from launcher.runs.plan.image import Facts
+from launcher.runs.plan.image import ImageFacts
 from launcher.runs.plan.mounts import Host
 from launcher.runs.plan.plan import Plan, Stamp
 from launcher.runs.runfile import source
@@ -158,7 +158,7 @@ def test_of_a_run_file_with_everything_the_shown_line_makes_the_same_container(
     (tmp_path / "run.yaml").write_text(RUN_FILE.format(image=python_image))
     config, origin = source.load(str(tmp_path / "run.yaml"), [])
     host = Host(12345, 100, str(tmp_path), str(tmp_path), str(tmp_path / "cache"))
-    plan = plan_of(config, origin, Facts(), host, Stamp("0a1b2c3d", "2025"), tie=True)
+    plan = plan_of(config, origin, ImageFacts(), host, Stamp("0a1b2c3d", "2025"), tie=True)
     files.prepare(plan)
     assert "literal" not in docker_request.show(plan)
     shown = assert_same(engine, plan)

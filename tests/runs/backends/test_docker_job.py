@@ -20,7 +20,7 @@ from urllib3.exceptions import ProtocolError
 from launcher.base.errors import EngineError
 from launcher.runs.backends import container
 from launcher.runs.backends.docker import docker, docker_job, docker_request
-from launcher.runs.plan.job import Cause, Ended, Lost
+from launcher.runs.plan.job import ConnectionLost, EndCause, ExitStatus
 from launcher.runs.plan.plan import Plan
 
 
@@ -100,7 +100,7 @@ def test_it_attaches_before_it_starts_and_tells_the_streams_apart(bare: Plan) ->
     job = docker_job.start(api, bare, attach=True)
     assert api.calls == ["create", "attach", "start"]
     assert list(job.output()) == [(False, b"out", 0), (True, b"err", 0)]
-    assert job.wait() == Ended(5)
+    assert job.wait() == ExitStatus(5)
 
 
 @pytest.mark.parametrize(
@@ -110,14 +110,16 @@ def test_it_attaches_before_it_starts_and_tells_the_streams_apart(bare: Plan) ->
         ({"Running": True, "Status": "paused"}, None),
         ({"Running": False, "Status": "created"}, None),
         ({"Running": False, "Status": "restarting"}, None),
-        ({"Status": "exited"}, Ended(137)),
-        ({"Status": "exited", "OOMKilled": True}, Ended(137, Cause.MEMORY)),
-        ({"Status": "removing"}, Ended(137, Cause.REMOVED)),
-        ({"Status": "dead"}, Ended(137, Cause.REMOVED)),
-        (None, Ended(137, Cause.REMOVED)),
+        ({"Status": "exited"}, ExitStatus(137)),
+        ({"Status": "exited", "OOMKilled": True}, ExitStatus(137, EndCause.MEMORY)),
+        ({"Status": "removing"}, ExitStatus(137, EndCause.REMOVED)),
+        ({"Status": "dead"}, ExitStatus(137, EndCause.REMOVED)),
+        (None, ExitStatus(137, EndCause.REMOVED)),
     ],
 )
-def test_the_end_by_the_engines_state(state: dict[str, Any] | None, ended: Ended | None) -> None:
+def test_the_end_by_the_engines_state(
+    state: dict[str, Any] | None, ended: ExitStatus | None
+) -> None:
     told = None if state is None else {"Running": False, "ExitCode": 137, **state}
     assert container.ended_as(told) == ended
 
@@ -199,7 +201,7 @@ def test_an_image_that_went_meanwhile_is_told(bare: Plan) -> None:
 def test_a_lost_engine_is_no_end(bare: Plan) -> None:
     api = Api(wait=lambda body: Reset("reset by peer"))
     job = docker_job.start(api, bare, attach=False)
-    with pytest.raises(Lost, match="reset by peer"):
+    with pytest.raises(ConnectionLost, match="reset by peer"):
         job.wait()
     assert "remove" not in api.calls
 
@@ -209,11 +211,15 @@ def test_one_that_its_follower_removed_meanwhile_keeps_its_exit_code(
 ) -> None:
     api = Api(inspect=lambda body: NotFound("gone"))
     job = docker_job.start(api, bare, attach=False)
-    for code, ended in ((5, Ended(5)), (0, Ended(0)), (137, Ended(137, Cause.REMOVED))):
+    for code, ended in (
+        (5, ExitStatus(5)),
+        (0, ExitStatus(0)),
+        (137, ExitStatus(137, EndCause.REMOVED)),
+    ):
         monkeypatch.setattr(api, "wait", lambda container, code=code: {"StatusCode": code})
         assert job.wait() == ended
     gone = Api(wait=lambda body: NotFound("gone"))
-    assert docker_job.start(gone, bare, attach=False).wait() == Ended(137, Cause.REMOVED)
+    assert docker_job.start(gone, bare, attach=False).wait() == ExitStatus(137, EndCause.REMOVED)
 
 
 def test_a_stop_leaves_a_running_one_to_its_follower_and_removes_an_unstarted_one(
@@ -271,7 +277,10 @@ class NoLog(CutLog):
 
 @pytest.mark.parametrize(
     ("handler", "error", "said"),
-    [(CutLog, Lost, "lost"), (NoLog, EngineError, "log that can be read: configured logging")],
+    [
+        (CutLog, ConnectionLost, "lost"),
+        (NoLog, EngineError, "log that can be read: configured logging"),
+    ],
 )
 def test_an_engine_whose_log_isnt_whole_is_told(
     handler: type[BaseHTTPRequestHandler], error: type[EngineError], said: str

@@ -11,7 +11,7 @@ from launcher.base.settings import ROOT
 
 BACKEND = """
 from launcher.cli.command import argument, command
-from launcher.runs.plan.image import Facts
+from launcher.runs.plan.image import ImageFacts
 from launcher.runs.plan.job import Backend
 
 class Theirs(Backend):
@@ -19,7 +19,7 @@ class Theirs(Backend):
     shares_files = True
 
     def facts(self, image):
-        return Facts("0.16.1", True)
+        return ImageFacts("0.16.1", True)
 
     def rootless(self):
         return False

@@ -13,7 +13,7 @@ from launcher.agent.words import CONCLUSION, REPORT
 from launcher.runs.backends import group
 from launcher.runs.backends.group import (
     Group,
-    Lines,
+    NodeLines,
     NodeState,
     Survivors,
     failing_since,
@@ -23,14 +23,14 @@ from launcher.runs.backends.group import (
     labelled,
     seconds_since_1970,
 )
-from launcher.runs.plan.job import Cause, Ended, Lost, Piece
+from launcher.runs.plan.job import ConnectionLost, EndCause, ExitStatus, OutputPiece
 
 PIECES = st.lists(st.binary(max_size=9).map(lambda data: data.replace(b"\r", b"\n")))
 
 
 @given(PIECES)
 def test_lines_are_whole_and_complete(pieces: list[bytes]) -> None:
-    lines = Lines(b"node-1 | ")
+    lines = NodeLines(b"node-1 | ")
     told = b"".join(lines.add(piece, False) for piece in pieces)
     assert told == b"" or told.endswith(b"\n")
     told += b"".join(rest for _, rest in lines.rest())
@@ -40,14 +40,14 @@ def test_lines_are_whole_and_complete(pieces: list[bytes]) -> None:
 
 
 def test_streams_dont_mix_within_a_line() -> None:
-    lines = Lines(b"")
+    lines = NodeLines(b"")
     assert lines.add(b"out", False) == b""
     assert lines.add(b"err\n", True) == b"err\n"
     assert lines.add(b"put\n", False) == b"output\n"
 
 
 def test_a_line_without_an_end_is_passed_on_in_parts() -> None:
-    lines = Lines(b"")
+    lines = NodeLines(b"")
     assert lines.add(b"x" * (group.LONGEST_LINE + 1), False).count(b"\n") == 1
 
 
@@ -105,8 +105,8 @@ def test_the_first_to_fail_is_found(logs: list[tuple[str, int]], first: int) -> 
 
 
 RUNS, WAITS = NodeState(True, None), NodeState(False, None)
-DONE, FAILED = NodeState(True, Ended(0), AT), NodeState(True, Ended(3), AT)
-KILLED, NO_GPU = NodeState(True, Ended(137), AT), NodeState(False, refused="no GPU")
+DONE, FAILED = NodeState(True, ExitStatus(0), AT), NodeState(True, ExitStatus(3), AT)
+KILLED, NO_GPU = NodeState(True, ExitStatus(137), AT), NodeState(False, refused="no GPU")
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ KILLED, NO_GPU = NodeState(True, Ended(137), AT), NodeState(False, refused="no G
         ([RUNS, NO_GPU], None, ""),
         ([DONE, NO_GPU], 125, "node-1 didn't start: no GPU"),
         (
-            [NodeState(True, Ended(137, Cause.REMOVED), AT), DONE],
+            [NodeState(True, ExitStatus(137, EndCause.REMOVED), AT), DONE],
             137,
             "node-0: it was removed from outside",
         ),
@@ -161,10 +161,10 @@ def test_survivors_are_ended_once_they_had_time_to_fail_too() -> None:
 def test_nodes_are_read_together_and_a_lost_engine_is_told() -> None:
     """All nodes are read at once, each line with its node; one that is lost ends it."""
 
-    def written(rank: int) -> Iterator[Piece]:
-        yield from (Piece(False, b"a\nb"), Piece(True, b"e\n"))
+    def written(rank: int) -> Iterator[OutputPiece]:
+        yield from (OutputPiece(False, b"a\nb"), OutputPiece(True, b"e\n"))
         if rank == 2:
-            raise Lost("away")
+            raise ConnectionLost("away")
 
     outputs = [labelled(rank, written(rank)) for rank in range(2)]
     looks: list[int] = []
@@ -173,7 +173,7 @@ def test_nodes_are_read_together_and_a_lost_engine_is_told() -> None:
     assert told[:3] == lines
     assert [piece.node for piece in told] == [0, 0, 0, 1, 1, 1]
     assert looks
-    with pytest.raises(Lost):
+    with pytest.raises(ConnectionLost):
         list(joined([labelled(2, written(2))], lambda: None))
 
 

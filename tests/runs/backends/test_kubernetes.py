@@ -23,7 +23,7 @@ from launcher.base.errors import UsageError
 from launcher.base.names import LABEL
 from launcher.runs.backends import shown
 from launcher.runs.backends.kubernetes import kubernetes_job, kubernetes_request
-from launcher.runs.plan.job import Cause, Ended
+from launcher.runs.plan.job import EndCause, ExitStatus
 from launcher.runs.plan.mounts import Mount
 from launcher.runs.plan.plan import Plan
 from launcher.runs.runfile.clusters import Kubernetes
@@ -204,7 +204,7 @@ def owner(condition: str = "", restarts: int = 0) -> dict[str, Any]:
 def test_how_a_run_has_ended(before: Any, now: Any, of: Any, told: int | None) -> None:
     """A pod that the cluster replaces, or that has gone already, isn't one that never started."""
     asked = {"asked_at": math.inf, "owner": of}
-    seen = kubernetes_job.Seen(kubernetes_job.Cluster(()), "JobSet", "0a1b2c3d", **asked)
+    seen = kubernetes_job.ClusterQuery(kubernetes_job.Cluster(()), "JobSet", "0a1b2c3d", **asked)
     nodes = tuple(kubernetes_job.PodJob(seen, "a", rank, {}) for rank in (0, 1))
     job = kubernetes_job.KubernetesJob(nodes, {}, seen=seen, name="a")
     for states in (before, now):
@@ -221,17 +221,17 @@ def test_what_a_runtime_starts_again_in_its_place_has_failed() -> None:
     pod["status"]["containerStatuses"][0]["state"] = RUNNING
     found = kubernetes_job._ended(pod)
     assert found
-    assert found.ended == Ended(3)
+    assert found.ended == ExitStatus(3)
 
 
 def test_who_ended_a_pod() -> None:
     found = kubernetes_job._ended(status(ended(137, reason="OOMKilled")))
     assert found
-    assert found.ended == Ended(137, Cause.MEMORY)
+    assert found.ended == ExitStatus(137, EndCause.MEMORY)
     evicted = {"status": {"phase": "Failed", "reason": "Evicted", "message": "disk pressure"}}
     found = kubernetes_job._ended(evicted)
     assert found
-    assert found.ended == Ended(137, why="Evicted: disk pressure")
+    assert found.ended == ExitStatus(137, why="Evicted: disk pressure")
 
 
 def test_what_is_pasted_is_the_object(full: Plan, tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 from launcher.base.errors import EngineError, UsageError
 from launcher.base.settings import ROOT, settings
 from launcher.runs.backends import keeper, local
-from launcher.runs.plan.job import Cause, Ended, Piece
+from launcher.runs.plan.job import EndCause, ExitStatus, OutputPiece
 from launcher.runs.plan.mounts import Mount
 from launcher.runs.plan.plan import Plan
 from launcher.runs.runfile.secrets import is_secret
@@ -170,7 +170,7 @@ def wait_for(job: local.LocalJob, text: bytes) -> bytes:
 def test_output_and_exit_code_are_the_programs(start: Callable[..., Any], code: int) -> None:
     job = start(f"import os; os.write(1, b'o\\xff\\r'); os.write(2, b'e\\x00'); os._exit({code})")
     assert written(job) == (b"o\xff\r", b"e\x00")
-    assert job.wait() == job.ended() == Ended(code)
+    assert job.wait() == job.ended() == ExitStatus(code)
 
 
 def test_much_output_is_whole(start: Callable[..., Any]) -> None:
@@ -203,7 +203,7 @@ def test_a_full_disk_of_records_ends_no_run(
 ) -> None:
     """The program died of the error as it wrote, and there was no room for its exit code."""
     job = start(f"{MUCH}os._exit({code})")
-    assert job.wait() == Ended(code)
+    assert job.wait() == ExitStatus(code)
     out, err = written(job)
     assert b"".join(b"%d\n" % n for n in range(0, 100_000, 2)).startswith(out)
     warning = rf"launcher: the log can't be written: .*/std(out|err): {small_disk}; the run goes on"
@@ -228,10 +228,10 @@ def test_a_run_whose_output_is_lost_goes_on_and_what_is_missing_is_said_when_the
         job = start(SPEAKS, env=(("GO", str(tmp_path / "go")),))
     errors = (piece for piece in job.output() if piece.is_error)
     assert b"/stdout: File too large; the run goes on\n" in next(errors).data
-    assert [next(errors), next(errors)] == [Piece(True, b"")] * 2
+    assert [next(errors), next(errors)] == [OutputPiece(True, b"")] * 2
     resource.prlimit(job.pump[0], resource.RLIMIT_FSIZE, UNLIMITED)
     (tmp_path / "go").touch()
-    assert job.wait() == Ended(0)
+    assert job.wait() == ExitStatus(0)
     out, err = written(job)
     said = int(out.split()[-1])
     gap = re.search(rb"\nlauncher: (\d+) bytes are missing here, which couldn't be written\n", out)
@@ -262,7 +262,7 @@ def test_it_is_asked_to_stop(start: Callable[..., Any]) -> None:
     wait_for(job, b"ready")
     assert job.ended() is None
     job.stop(60)
-    assert job.ended() == Ended(7)
+    assert job.ended() == ExitStatus(7)
     assert written(job)[0] == b"ready\nsaved\n"
 
 
@@ -274,14 +274,14 @@ def test_it_hears_signals_that_its_launcher_held_as_it_started(start: Callable[.
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
     wait_for(job, b"ready")
     job.stop(60)
-    assert job.ended() == Ended(7)
+    assert job.ended() == ExitStatus(7)
 
 
 def test_the_grace_ends(start: Callable[..., Any]) -> None:
     job = start(DEAF)
     wait_for(job, b"ready")
     job.stop(0)
-    assert job.ended() == Ended(137)
+    assert job.ended() == ExitStatus(137)
 
 
 def test_nothing_that_it_started_outlives_it(start: Callable[..., Any]) -> None:
@@ -296,7 +296,7 @@ def test_nothing_that_it_started_outlives_it(start: Callable[..., Any]) -> None:
         time.sleep(0.02)
     assert len(pids) == 2
     job.kill()
-    assert job.wait() == Ended(137)
+    assert job.wait() == ExitStatus(137)
     assert [pid for pid in pids if Path(f"/proc/{int(pid)}").exists()] == []
 
 
@@ -304,7 +304,7 @@ def test_it_is_asked_to_stop_where_its_keeper_is_killed(start: Callable[..., Any
     job = start(ASKED)
     wait_for(job, b"ready")
     os.kill(job.keeper[0], signal.SIGKILL)
-    assert job.wait() == Ended(137)  # nobody was there to see another code
+    assert job.wait() == ExitStatus(137)  # nobody was there to see another code
     assert written(job)[0] == b"ready\nsaved\n"
 
 
@@ -323,7 +323,7 @@ def test_what_is_left_behind_holds_up_no_end_where_its_keeper_is_killed(
         time.sleep(0.02)
     os.kill(left, signal.SIGKILL)
     assert time.monotonic() < until
-    assert job.ended() == Ended(137)
+    assert job.ended() == ExitStatus(137)
 
 
 def test_it_has_ended_when_its_keeper_has_left(start: Callable[..., Any]) -> None:
@@ -338,7 +338,7 @@ def test_it_has_ended_when_its_keeper_has_left(start: Callable[..., Any]) -> Non
         assert job.ended() is None
     finally:
         os.kill(job.keeper[0], signal.SIGCONT)
-    assert job.wait() == Ended(137)
+    assert job.wait() == ExitStatus(137)
     assert not keeper.alive(job.keeper)
 
 
@@ -346,7 +346,7 @@ def test_its_keeper_stays_where_a_whole_group_is_asked_to_stop(start: Callable[.
     job = start(ASKED)
     wait_for(job, b"ready")
     os.killpg(job.keeper[0], signal.SIGTERM)
-    assert job.wait() == Ended(7)
+    assert job.wait() == ExitStatus(7)
 
 
 def test_it_ends_with_its_launcher_where_it_is_tied(start: Callable[..., Any]) -> None:
@@ -383,7 +383,7 @@ def test_one_whose_number_another_process_has_now_has_ended(start: Callable[...,
     (job.folder / keeper.CODE).unlink()
     other = (os.getpid(), str(int(keeper.identity(os.getpid())[1]) + 1))
     later = replace(job, process=other, keeper=other)
-    assert later.ended() == Ended(137)
+    assert later.ended() == ExitStatus(137)
     later.kill()  # hits nobody
 
 
@@ -391,7 +391,9 @@ def test_one_that_was_removed_is_told_so(start: Callable[..., Any]) -> None:
     job = start("pass")
     job.wait()
     job.remove()
-    assert replace(job, keeper=keeper.identity(os.getpid())).ended() == Ended(137, Cause.REMOVED)
+    assert replace(job, keeper=keeper.identity(os.getpid())).ended() == ExitStatus(
+        137, EndCause.REMOVED
+    )
 
 
 def test_runs_of_another_version_or_machine_are_passed_over() -> None:

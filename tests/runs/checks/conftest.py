@@ -9,7 +9,7 @@ import pytest
 
 from launcher.runs.checks.checks import preflight
 from launcher.runs.checks.machine import Engine, Finding, Gpu, Machine
-from launcher.runs.plan.image import Facts
+from launcher.runs.plan.image import ImageFacts
 from launcher.runs.plan.mounts import Host
 from launcher.runs.plan.plan import Plan, Stamp, make_plan
 from launcher.runs.plan.resolved import Resolved, resolve
@@ -64,7 +64,7 @@ def asked() -> Asker:
 
     def asked(preset: str = "gpt2", *sets: str, rest: tuple[str, ...] = ()) -> Asked:
         config, origin = source.load(preset, [source.parse_set(one) for one in sets])
-        facts = Facts("0.9.0", True)
+        facts = ImageFacts("0.9.0", True)
         run = resolve(config, origin, facts, HOST, STAMP.run, rest=rest)
         return Asked(run, make_plan(run, HOST, STAMP))
 

@@ -14,8 +14,8 @@ from launcher.base.errors import EngineError
 from launcher.runs.backends.docker.docker import DockerBackend
 from launcher.runs.checks.machine import Finding, Machine
 from launcher.runs.follow import ask
-from launcher.runs.plan.image import Facts
-from launcher.runs.plan.job import Piece
+from launcher.runs.plan.image import ImageFacts
+from launcher.runs.plan.job import OutputPiece
 from launcher.runs.plan.plan import Plan
 from tests.runs.checks.conftest import Asker, card
 
@@ -29,8 +29,8 @@ class Answering(DockerBackend):
         super().__init__()
         self.__dict__ |= {"program": program, "started": list[Plan]()}
 
-    def facts(self, image: str) -> Facts:
-        return Facts("0.9.0", True)
+    def facts(self, image: str) -> ImageFacts:
+        return ImageFacts("0.9.0", True)
 
     def rootless(self) -> bool:
         return False
@@ -52,9 +52,9 @@ class Process:
         argv = [sys.executable, "-c", program]
         self.process = subprocess.Popen(argv, stdout=subprocess.PIPE)
 
-    def output(self) -> Iterator[Piece]:
+    def output(self) -> Iterator[OutputPiece]:
         assert self.process.stdout
-        yield Piece(False, self.process.stdout.read())
+        yield OutputPiece(False, self.process.stdout.read())
 
     def kill(self) -> None:
         self.process.kill()

@@ -7,7 +7,7 @@ import pytest
 from launcher.base.errors import UsageError
 from launcher.runs.checks import auto
 from launcher.runs.checks.machine import Gpu
-from launcher.runs.plan.image import Facts
+from launcher.runs.plan.image import ImageFacts
 from launcher.runs.plan.resolved import Resolved, resolve
 from launcher.runs.records import record
 from launcher.runs.runfile import source
@@ -31,7 +31,7 @@ def decided(
 ) -> tuple[Resolved, list[str]]:
     """A run file on as many GPUs as there are cards, or as it asks for where none is known."""
     gpus = parse_gpus(str(len(cards) or config.gpus))
-    return auto.decide(resolve(config, origin, Facts(), HOST, gpus=gpus), cards)
+    return auto.decide(resolve(config, origin, ImageFacts(), HOST, gpus=gpus), cards)
 
 
 @pytest.mark.parametrize(

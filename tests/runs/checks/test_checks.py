@@ -9,7 +9,15 @@ import pytest
 from launcher.base.errors import PreflightError
 from launcher.images.matrix.load import load_matrix
 from launcher.runs.checks import auto, checks, saved
-from launcher.runs.checks.machine import UNLIMITED, Dataset, Finding, Folder, Machine, Saved, Use
+from launcher.runs.checks.machine import (
+    UNLIMITED,
+    Dataset,
+    Finding,
+    Folder,
+    Machine,
+    SavedCheckpoints,
+    Use,
+)
 from launcher.runs.runfile.values import Gpus, parse_gpus
 from tests.runs.checks.conftest import ENGINE, GB, Asker, card
 
@@ -66,7 +74,7 @@ PADDED = {"vocab_size": 50257, "tensor_model_parallel_size": 2}
 BROKEN = (("/c/iter_0000900", "no .metadata"),)
 
 
-def room(gigabytes: float, **more: Saved) -> Machine:
+def room(gigabytes: float, **more: SavedCheckpoints) -> Machine:
     """A machine with so much free for the preset's checkpoints."""
     return Machine(folders=(Folder(SAVE, "checkpoint.save", free=int(gigabytes * GB)),), **more)
 
@@ -120,13 +128,15 @@ def room(gigabytes: float, **more: Saved) -> Machine:
         (("gpt2-tiny", "checkpoint.save=/x", "model.hidden_size=128"),
          Machine(folders=(Folder("/x", "checkpoint.save", free=10**6),)),
          "checkpoint.save: 1.0 MB free for /x", "One checkpoint takes about 5.7 MB: weights", True),
-        (("gpt2",), Machine(load=Saved(500, BROKEN)), "/c/iter_0000900: no .metadata",
+        (("gpt2",), Machine(load=SavedCheckpoints(500, BROKEN)), "/c/iter_0000900: no .metadata",
          "iteration 500", False),
-        (("gpt2",), Machine(load=Saved(None, BROKEN)), "no .metadata", "begin anew", True),
-        (("gpt2",), Machine(load=Saved(50, (), PADDED | {"make_vocab_size_divisible_by": 1024})),
+        (("gpt2",), Machine(load=SavedCheckpoints(None, BROKEN)), "no .metadata", "begin anew",
+         True),
+        (("gpt2",),
+         Machine(load=SavedCheckpoints(50, (), PADDED | {"make_vocab_size_divisible_by": 1024})),
          "data.vocab_size: padded to 50304, and iteration 50", "have another size", True),
         (("gpt2-tiny", "checkpoint.load=/c"),
-         Machine(load=Saved(50, (), {"num_layers": 2, "hidden_size": 128, "lr": 1.0})),
+         Machine(load=SavedCheckpoints(50, (), {"num_layers": 2, "hidden_size": 128, "lr": 1.0})),
          "model.hidden_size: 64, and iteration 50 in", "--set model.hidden_size=128", True),
     ],
 )  # fmt: skip
@@ -175,11 +185,14 @@ def test_what_mends_a_precision_does(asked: Asker, given: str, capability: tuple
         ((*NODES, "nodes.rank=3"), Machine(engine=ENGINE, port=False)),
         (("gpt2",), Machine(port=False)),
         (NODES, Machine(engine=ENGINE, resolves=False)),
-        (("gpt2",), room(2, load=Saved(500))),  # one that goes on writes what is left
+        (("gpt2",), room(2, load=SavedCheckpoints(500))),  # one that goes on writes what is left
         (("simple", "resources.workdir=x"), Machine(folders=(Folder("/x", "y"),))),
-        (("gpt2",), Machine(load=Saved(None))),
-        (("gpt2",), Machine(load=Saved(10))),
-        (("gpt2",), Machine(load=Saved(10, (), PADDED | {"make_vocab_size_divisible_by": 64}))),
+        (("gpt2",), Machine(load=SavedCheckpoints(None))),
+        (("gpt2",), Machine(load=SavedCheckpoints(10))),
+        (
+            ("gpt2",),
+            Machine(load=SavedCheckpoints(10, (), PADDED | {"make_vocab_size_divisible_by": 64})),
+        ),
     ],
 )
 def test_what_is_well_is_let_through(asked: Asker, sets: tuple[str, ...], machine: Machine) -> None:

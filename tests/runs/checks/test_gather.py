@@ -14,9 +14,9 @@ import pytest
 
 from launcher.runs.checks import gather
 from launcher.runs.checks.gather import Identity
-from launcher.runs.checks.machine import Gpu, Machine, Saved, Use
+from launcher.runs.checks.machine import Gpu, Machine, SavedCheckpoints, Use
 from launcher.runs.datasets import indexed
-from launcher.runs.plan.image import Facts
+from launcher.runs.plan.image import ImageFacts
 from launcher.runs.plan.mounts import Host
 from launcher.runs.plan.plan import Stamp
 from launcher.runs.runfile import source
@@ -60,7 +60,7 @@ def look(tmp_path: Path) -> Callable[..., Machine]:
         sets = (*sets, f"resources.user='{user}'")
         config, origin = source.load("gpt2-tiny", [source.parse_set(one) for one in sets])
         host = Host(os.getuid(), os.getgid(), str(tmp_path), str(tmp_path), str(tmp_path / "cache"))
-        plan = plan_of(config, origin, Facts(), host, Stamp("a", ""))
+        plan = plan_of(config, origin, ImageFacts(), host, Stamp("a", ""))
         return gather.gather(config, plan, api)
 
     return look
@@ -203,7 +203,7 @@ def test_checkpoints_are_looked_at(look: Callable[..., Machine], tmp_path: Path)
     assert found.load.broken[0][0] == str(tmp_path / "c/iter_0000020")
     assert look("checkpoint.save=none").save is None
     (tmp_path / "empty").mkdir()
-    assert look("checkpoint.save=empty").save == Saved(None)
+    assert look("checkpoint.save=empty").save == SavedCheckpoints(None)
 
 
 def test_a_taken_port_and_a_strange_name(look: Callable[..., Machine]) -> None:

@@ -25,7 +25,7 @@ def config(preset: str, *sets: str) -> RunConfig:
     return source.load(preset, [source.parse_set(one) for one in sets])[0]
 
 
-def estimate(preset: str, *sets: str, processes: int | None = None) -> memory.Memory:
+def estimate(preset: str, *sets: str, processes: int | None = None) -> memory.MemoryEstimate:
     asked = config(preset, *sets)
     found = memory.estimate(asked, layout(asked, processes or int(asked.gpus)), (9, 0))
     assert found is not None

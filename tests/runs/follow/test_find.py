@@ -11,7 +11,7 @@ import pytest
 
 from launcher.base.errors import EngineError, UsageError
 from launcher.runs.follow import find
-from launcher.runs.plan.job import Ended, Lost, goes_on
+from launcher.runs.plan.job import ConnectionLost, ExitStatus, goes_on
 from launcher.runs.records import record
 
 
@@ -22,7 +22,7 @@ class MadeUpJob:
     run: str
     name: str
     created: str
-    end: Ended | Exception | None = None
+    end: ExitStatus | Exception | None = None
     more: dict[str, str] = field(default_factory=dict)
     doing: str = "running"
     backend = "made up"
@@ -32,7 +32,7 @@ class MadeUpJob:
         told = {"name": self.name, "created": self.created, **self.more}
         return {f"megatron-launchpad.{key}": value for key, value in told.items()}
 
-    def ended(self) -> Ended | None:
+    def ended(self) -> ExitStatus | None:
         if isinstance(self.end, Exception):
             raise self.end
         return self.end
@@ -71,7 +71,7 @@ def backends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("error", [EngineError("no engine", "Start one."), Lost("gone")])
+@pytest.mark.parametrize("error", [EngineError("no engine", "Start one."), ConnectionLost("gone")])
 def test_a_backend_that_does_not_answer_has_none(
     backends: dict[str, Any], error: Exception
 ) -> None:
@@ -136,8 +136,8 @@ def test_what_can_be_resumed_has_ended_and_left_a_complete_checkpoint(
     [
         (None, "running", "running"),
         (None, "paused", "paused"),
-        (Ended(3), "", "ended (3)"),
-        (Lost("gone"), "", "unknown"),
+        (ExitStatus(3), "", "ended (3)"),
+        (ConnectionLost("gone"), "", "unknown"),
     ],
 )
 def test_a_row(

@@ -16,11 +16,11 @@ from launcher.agent.checkpoints import folders, lineage
 from launcher.base.errors import UsageError
 from launcher.base.names import LABEL
 from launcher.runs.follow import guard
-from launcher.runs.follow.guard import Guard
-from launcher.runs.plan.job import Ended
+from launcher.runs.follow.guard import LossGuard
+from launcher.runs.plan.job import ExitStatus
 from launcher.runs.records import plot, record
 from launcher.runs.records.ending import Ending
-from launcher.runs.records.watch import Watch
+from launcher.runs.records.watch import RecordWatch
 from launcher.runs.runfile import config, source
 from tests.plans import MINIMAL
 
@@ -62,7 +62,9 @@ class Site:
     def left(self) -> list[str]:
         return sorted(path.name for path in self.saves.glob("iter_*"))
 
-    def run(self, losses: list[float], attempt: int = 0, begins: int = 1, **wanted: Any) -> Guard:
+    def run(
+        self, losses: list[float], attempt: int = 0, begins: int = 1, **wanted: Any
+    ) -> LossGuard:
         """The guard, once an attempt has told its losses, each of ten iterations."""
         kept = SimpleNamespace(
             asked=lambda: SimpleNamespace(config=SimpleNamespace(guard=config.Guard(**wanted)))
@@ -76,7 +78,9 @@ class Site:
         reporting = self.told.append, self.shown.append, self.ended.set
         with guard.guarding(job, attempt, *reporting) as guards:
             (one,) = guards
-            with Watch(record.folder(RUN), attempt, seen=lambda found, _: one.see(found)) as watch:
+            with RecordWatch(
+                record.folder(RUN), attempt, seen=lambda found, _: one.see(found)
+            ) as watch:
                 for number, loss in enumerate(losses, begins):
                     line = f" iteration {10 * number}/ 900 | {TIME} | lm loss: {loss:.6E} |\n"
                     watch.add(line.encode(), False)
@@ -86,7 +90,7 @@ class Site:
 
 TIME = "elapsed time per iteration (ms): 5.0"
 GOOD = [2.0 + 0.01 * (number % 3) for number in range(22)]
-FAILED = Ending(Ended(137), False, "", guarded="it")
+FAILED = Ending(ExitStatus(137), False, "", guarded="it")
 
 
 @pytest.fixture
@@ -160,7 +164,7 @@ def test_a_program_that_ends_itself_for_a_nan_goes_back_too(
     site: Site, asked: bool, back: bool
 ) -> None:
     one = site.run(GOOD, on_nan="rewind")
-    assert bool(one.settle(Ending(Ended(1), asked, NAN_ENDED))) is back
+    assert bool(one.settle(Ending(ExitStatus(1), asked, NAN_ENDED))) is back
     assert guard.passed_over(RUN) == ({*range(220, 231)} if back else set())
 
 

@@ -23,17 +23,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from launcher.base.settings import ROOT
-from launcher.runs.follow.live import LiveLine, State, line, terminal
-from launcher.runs.records.metrics import Found, Memory, Step, Validation
+from launcher.runs.follow.live import LiveLine, LiveState, line, terminal
+from launcher.runs.records.metrics import Found, MemoryUse, TrainingStep, Validation
 from launcher.runs.records.throughput import Rates
 
-STEP = Step(120, 1000, 82.1, loss=2.635)
+STEP = TrainingStep(120, 1000, 82.1, loss=2.635)
 RATES = Rates(tokens_per_s=99_780, tflops_per_gpu=61.0, mfu=0.0617)
 WHOLE = (
     "iteration 120/1000  loss 2.635  82.1 ms/step  99.8k tokens/s  61.0 TFLOP/s (6.2%)  "
     "ETA 72 s  mem 34.1 GB"
 )
-FULL = State().after(Memory(0, 2, max_reserved_mib=32520.0)).after(STEP, RATES)
+FULL = LiveState().after(MemoryUse(0, 2, max_reserved_mib=32520.0)).after(STEP, RATES)
 
 
 def test_what_the_guard_told_outlasts_all_but_the_loss() -> None:
@@ -55,8 +55,8 @@ def test_what_matters_least_goes_first() -> None:
 def test_it_fits_any_width(
     width: int, loss: float, ms: float, iteration: int, memory: float
 ) -> None:
-    step = Step(iteration, 10**6, ms, loss=loss)
-    state = State().after(Memory(0, max_reserved_mib=memory)).after(step, RATES)
+    step = TrainingStep(iteration, 10**6, ms, loss=loss)
+    state = LiveState().after(MemoryUse(0, max_reserved_mib=memory)).after(step, RATES)
     text = line(state, width)
     assert len(text) <= width
     assert text.isprintable()
@@ -68,25 +68,25 @@ def test_it_fits_any_width(
     [
         ([], None, r"^$"),
         ([Validation(1, loss=2.0)], None, r"^$"),
-        ([Step(10, 10, 5.0)], None, r"^(?!.*ETA)"),
-        ([Step(1, 2, 5.0, loss=math.nan)], None, r"loss nan"),
-        ([Step(1, 2, 5.0, nan=3)], None, r"loss nan"),
-        ([Step(1, 2, 5.0, skipped=10)], None, r"^(?!.*loss)"),
+        ([TrainingStep(10, 10, 5.0)], None, r"^(?!.*ETA)"),
+        ([TrainingStep(1, 2, 5.0, loss=math.nan)], None, r"loss nan"),
+        ([TrainingStep(1, 2, 5.0, nan=3)], None, r"loss nan"),
+        ([TrainingStep(1, 2, 5.0, skipped=10)], None, r"^(?!.*loss)"),
         (
-            [Step(1, 2, 12_345.0, reported_tflops_per_gpu=8.7)],
+            [TrainingStep(1, 2, 12_345.0, reported_tflops_per_gpu=8.7)],
             None,
             r"12\.3 s/step  8\.7 TFLOP/s  ETA",
         ),
-        ([Step(1, 2, 5.0)], Rates(123.4, 0.00123), r"123 tokens/s  0\.0012 TFLOP/s"),
+        ([TrainingStep(1, 2, 5.0)], Rates(123.4, 0.00123), r"123 tokens/s  0\.0012 TFLOP/s"),
         (
-            [STEP, *(Memory(n, max_reserved_mib=1000.0 * (n + 1)) for n in (0, 2, 1))],
+            [STEP, *(MemoryUse(n, max_reserved_mib=1000.0 * (n + 1)) for n in (0, 2, 1))],
             None,
             r"mem 3\.1 GB",  # of the GPU that takes most
         ),
     ],
 )
 def test_what_is_told_of(found: list[Found], rates: Rates | None, told: str) -> None:
-    state = State()
+    state = LiveState()
     for each in found:
         state = state.after(each, rates)
     assert re.search(told, line(state, 200))
@@ -106,9 +106,9 @@ def test_what_is_told_of(found: list[Found], rates: Rates | None, told: str) -> 
 def test_the_time_left_goes_by_the_middle_of_the_last_few(
     times: list[float], left: int, told: str
 ) -> None:
-    state = State()
+    state = LiveState()
     for number, ms in enumerate(times):
-        state = state.after(Step(number, number + left, ms))
+        state = state.after(TrainingStep(number, number + left, ms))
     assert line(state, 200).endswith(told)
 
 
@@ -209,7 +209,7 @@ def test_output_is_untouched_and_nothing_of_the_line_remains(
     with tty() as terminal, LiveLine(terminal.out, lambda: 80) as live:
         for number, (data, step, pause) in enumerate(pieces):
             if step:
-                live.show(Step(number, 10**6, 10.0, loss=2.0), RATES)
+                live.show(TrainingStep(number, 10**6, 10.0, loss=2.0), RATES)
             terminal.write(live, data)
             time.sleep(pause)
     written = b"".join(data for data, _, _ in pieces)
@@ -227,7 +227,7 @@ def test_it_stands_below_the_output_and_only_there() -> None:
         assert terminal.seen == first + b"\r\x1b[Khalf"
         terminal.write(live, b" and half\r\n")
         assert terminal.until(lambda: terminal.seen.endswith(b"half and half\r\n" + first))
-        live.show(Step(121, 1000, 82.1, loss=2.5))
+        live.show(TrainingStep(121, 1000, 82.1, loss=2.5))
         assert terminal.until(lambda: b"121/1000" in terminal.seen)
     assert output_of(bytes(terminal.seen)) == b"half and half\r\n"
 

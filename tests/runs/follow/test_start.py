@@ -14,20 +14,20 @@ from typing import Any, cast
 import pytest
 
 from launcher.agent.checkpoints import folders, lineage
-from launcher.agent.checkpoints.folders import Checkpoint
+from launcher.agent.checkpoints.folders import CheckpointFolder
 from launcher.base.errors import EngineError, UsageError
 from launcher.base.names import LABEL
 from launcher.runs.follow import files, start
-from launcher.runs.follow.assemble import Assembled, assemble
+from launcher.runs.follow.assemble import PlannedRun, assemble
 from launcher.runs.follow.files import Caller
-from launcher.runs.plan.image import Facts
+from launcher.runs.plan.image import ImageFacts
 from launcher.runs.plan.job import Backend
 from launcher.runs.plan.plan import Plan, Stamp
 from launcher.runs.records import owner, provenance, record
 from launcher.runs.runfile import source
 from launcher.runs.runfile.config import Data, RunConfig
-from launcher.runs.runfile.source import Asked, Origin
-from launcher.tools.data.text import Tokenized, tokenized
+from launcher.runs.runfile.source import Origin, RunRequest
+from launcher.tools.data.text import TokenizedRun, tokenized
 from tests.agent.test_folders import distributed
 from tests.e2e.command import launcher
 
@@ -48,10 +48,10 @@ def checkpoints(save: Path) -> list[str]:
     return [path.name for path in save.glob("iter_*")]
 
 
-def asked(save: Path, **sections: Any) -> Asked:
+def asked(save: Path, **sections: Any) -> RunRequest:
     values = {"name": "a", "image": "cpu", "gpus": 0, "checkpoint": {"save": str(save)}}
     config = RunConfig.model_validate({**values, **sections})
-    return Asked(config, Origin("run.yaml", {}, {}), str(save))
+    return RunRequest(config, Origin("run.yaml", {}, {}), str(save))
 
 
 def job(run: str, save: Path) -> Any:
@@ -65,11 +65,11 @@ def again(
 ) -> Callable[..., list[Plan]]:
     """Makes the second attempt while other jobs go on; the plans that were started."""
 
-    def again(wanted: Asked, *jobs: Any, seen: bool = True) -> list[Plan]:
+    def again(wanted: RunRequest, *jobs: Any, seen: bool = True) -> list[Plan]:
         made = replace(plan("gpt2-tiny.yaml"), run=RUN, checkpoints=str(save))
         labels = {**dict(made.labels), f"{LABEL}run": RUN, f"{LABEL}checkpoints": str(save)}
         made = replace(made, labels=tuple(labels.items()))
-        monkeypatch.setattr(start, "assemble", lambda *_: Assembled(made, Facts()))
+        monkeypatch.setattr(start, "assemble", lambda *_: PlannedRun(made, ImageFacts()))
         monkeypatch.setattr(start.find, "jobs", lambda: [(None, one) for one in jobs])
         started: list[Plan] = []
         chosen: Any = SimpleNamespace(
@@ -158,7 +158,7 @@ def test_a_run_that_a_launcher_is_about_to_start_again_is_not_resumed(
 def test_the_same_is_the_same_though_it_saves_elsewhere_and_is_tied_or_has_a_secret(
     save: Path, monkeypatch: pytest.MonkeyPatch, *, tie: bool, began: bool
 ) -> None:
-    checkpoint = Checkpoint(10, save / "iter_0000010")
+    checkpoint = CheckpointFolder(10, save / "iter_0000010")
     monkeypatch.setattr(folders, "newest_complete", lambda root: checkpoint if began else None)
     chosen: Any = NO_GPUS
     folder = {"save": str(save), "load": str(save)}
@@ -194,7 +194,7 @@ def test_a_run_whose_facts_can_not_be_kept_leaves_no_record(
     monkeypatch.setattr(start, "prepare", lambda *_, **__: None)
     monkeypatch.setattr(provenance, "facts_of", lambda *_: {})
     monkeypatch.setattr(provenance, fails, refuse)
-    assembled: Any = Assembled(replace(plan("gpt2-tiny.yaml"), run=RUN), Facts())
+    assembled: Any = PlannedRun(replace(plan("gpt2-tiny.yaml"), run=RUN), ImageFacts())
     chosen: Any = SimpleNamespace(name="docker")
     with pytest.raises(type(error)):
         start._kept(assembled, asked(save), chosen, preflight=False)
@@ -215,7 +215,7 @@ def theirs(save: Path) -> Path:
     return save
 
 
-def plan_of(wanted: Asked) -> Plan:
+def plan_of(wanted: RunRequest) -> Plan:
     """Its plan, looked at as before a start."""
     chosen: Any = NO_GPUS
     return start.of_line(assemble(wanted, chosen, Stamp(RUN, "")).plan, wanted, chosen)
@@ -295,12 +295,14 @@ class Engine(Backend):
     name = "docker"
     shares_files = True  # type: ignore[assignment]
 
-    def __init__(self, facts: Facts | None, *, lost: bool = False, gpus: int | None = None) -> None:
+    def __init__(
+        self, facts: ImageFacts | None, *, lost: bool = False, gpus: int | None = None
+    ) -> None:
         self.known = facts
         self.lost = lost
         self.gpus = gpus
 
-    def facts(self, image: str) -> Facts | None:
+    def facts(self, image: str) -> ImageFacts | None:
         if self.lost:
             raise EngineError("no engine answers")
         return self.known
@@ -317,13 +319,13 @@ class Engine(Backend):
 
 NO_IMAGE = Engine(None)
 NO_ENGINE = Engine(None, lost=True)
-NO_GPUS = Engine(Facts("0.16.1", False))
+NO_GPUS = Engine(ImageFacts("0.16.1", False))
 
 
 def assembled(write: Write, text: str, engine: Engine) -> Any:
     config, origin = source.load(write(text), [])
     chosen: Any = engine
-    return assemble(Asked(config, origin, "/"), chosen, Stamp("0a1b2c3d", ""))
+    return assemble(RunRequest(config, origin, "/"), chosen, Stamp("0a1b2c3d", ""))
 
 
 @pytest.mark.parametrize("engine", [NO_IMAGE, NO_ENGINE])
@@ -370,7 +372,9 @@ def test_of_a_right_file_on_all_gpus_what_is_missing_is_told(
 
 
 def test_with_an_image_the_plan_is_made_of_what_is_there(write: Write) -> None:
-    made = assembled(write, HEAD.format(gpus="all") + TINY, Engine(Facts("0.16.1", False), gpus=3))
+    made = assembled(
+        write, HEAD.format(gpus="all") + TINY, Engine(ImageFacts("0.16.1", False), gpus=3)
+    )
     assert made.plan.processes_per_node == 3
 
 
@@ -381,7 +385,7 @@ def text(tmp_path: Path) -> Path:
     return path
 
 
-def given(name: str, text: Path, *settings: str, release: str | None = None) -> Tokenized:
+def given(name: str, text: Path, *settings: str, release: str | None = None) -> TokenizedRun:
     overrides = [source.parse_set(one) for one in (f"data.text={text}", *settings)]
     config, origin = source.load(name, overrides)
     return tokenized(config, origin, text.parent / "cache", lambda: release)

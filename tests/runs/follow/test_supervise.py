@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from launcher.agent.ranks import signals as caught
 from launcher.base.errors import EngineError, UnfollowedError
 from launcher.runs.follow import live, supervise
-from launcher.runs.plan.job import Cause, Ended, Lost, Piece
+from launcher.runs.plan.job import ConnectionLost, EndCause, ExitStatus, OutputPiece
 from launcher.runs.records import owner, record
 from launcher.runs.records.ending import Outcome
 from tests.e2e.site import until
@@ -36,8 +36,8 @@ class FakeJob:
     With `waits` it goes on until it is asked to stop, or killed.
     """
 
-    pieces: list[Piece] = field(default_factory=list)
-    end: Ended = field(default_factory=lambda: Ended(0))
+    pieces: list[OutputPiece] = field(default_factory=list)
+    end: ExitStatus = field(default_factory=lambda: ExitStatus(0))
     cut: int | None = None
     waits: bool = False
     labels: Mapping[str, str] = field(default_factory=dict)
@@ -49,20 +49,20 @@ class FakeJob:
     backend = "fake"
     handle = "fake"
 
-    def output(self, *, follow: bool = True) -> Iterator[Piece]:
+    def output(self, *, follow: bool = True) -> Iterator[OutputPiece]:
         for number, piece in enumerate(self.pieces):
             if number == self.cut:
-                raise Lost("cut off")
+                raise ConnectionLost("cut off")
             yield piece
         if self.cut is not None:
-            raise Lost("cut off")
+            raise ConnectionLost("cut off")
 
-    def wait(self) -> Ended:
+    def wait(self) -> ExitStatus:
         if self.waits:
             until(self.ending.is_set)  # signals are handled in between
         return self.end
 
-    def ended(self) -> Ended | None:
+    def ended(self) -> ExitStatus | None:
         return self.end if self.over else None
 
     def stop(self, grace: int) -> None:
@@ -108,12 +108,12 @@ def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervise, "LONGEST_PAUSE", 0.0)
 
 
-def pieces(data: bytes, stream: tuple[bool, int], cuts: list[int]) -> list[Piece]:
+def pieces(data: bytes, stream: tuple[bool, int], cuts: list[int]) -> list[OutputPiece]:
     """`data` in pieces that end at the cuts."""
     ends = sorted({min(cut, len(data)) for cut in cuts} | {len(data)})
     is_error, node = stream
     pairs = zip([0, *ends], ends, strict=False)
-    return [Piece(is_error, data[a:b], node) for a, b in pairs if a < b]
+    return [OutputPiece(is_error, data[a:b], node) for a, b in pairs if a < b]
 
 
 STREAMS = [(False, 0), (True, 0), (False, 1), (True, 1)]
@@ -154,7 +154,7 @@ def test_each_byte_is_passed_on_once_however_often_the_engine_goes(
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(supervise, "write", write)
         patched.setattr(supervise, "tell", lambda text: None)
-        assert follower.follow() == Ended(0)
+        assert follower.follow() == ExitStatus(0)
     for number, (is_error, _) in enumerate(STREAMS):
         assert bytes(byte for byte in passed[is_error] if byte >> 6 == number) == written[number]
     assert sum(map(len, passed.values())) == sum(map(len, written))
@@ -172,13 +172,13 @@ def test_the_tail_is_the_end_of_the_output(written: list[bytes]) -> None:
 
 
 def test_an_engine_that_comes_back_has_ended_the_run_or_removed_it(runs: Path) -> None:
-    first, back = FakeJob(cut=0), FakeJob(end=Ended(137), over=True)
-    chosen = engine(Lost("away"), EngineError("away"), back)
+    first, back = FakeJob(cut=0), FakeJob(end=ExitStatus(137), over=True)
+    chosen = engine(ConnectionLost("away"), EngineError("away"), back)
     found = supervise.supervise(chosen, never, job=first)
-    assert found.ended == Ended(137, Cause.ENGINE)
+    assert found.ended == ExitStatus(137, EndCause.ENGINE)
     assert (first.calls, back.calls) == ([], ["remove"])
     found = supervise.supervise(engine(), never, job=FakeJob(cut=0))
-    assert found.ended == Ended(137, Cause.REMOVED)
+    assert found.ended == ExitStatus(137, EndCause.REMOVED)
 
 
 def test_one_who_looks_on_hears_how_the_run_ended_from_its_record(
@@ -202,7 +202,7 @@ def test_an_engine_that_stays_away_is_told_and_nothing_is_removed(
         supervise.supervise(engine(), never, job=job)
     assert f"attach {RUN}" in caught.value.remedy
     assert job.calls == []
-    job.ended = lambda: (_ for _ in ()).throw(Lost("away"))
+    job.ended = lambda: (_ for _ in ()).throw(ConnectionLost("away"))
     with pytest.raises(EngineError, match="the engine was lost: away"):
         supervise.stop(job)
 
@@ -275,11 +275,11 @@ def test_a_signal_during_the_start_is_heard_beside_other_threads(runs: Path) -> 
 
 def test_a_request_that_a_lost_engine_did_not_hear_is_made_again(runs: Path) -> None:
     class LostWhenAsked(FakeJob):
-        def wait(self) -> Ended:
+        def wait(self) -> ExitStatus:
             until(lambda: self.calls)
-            raise Lost("went while it was asked")
+            raise ConnectionLost("went while it was asked")
 
-    first, back = LostWhenAsked(), FakeJob(waits=True, end=Ended(0))
+    first, back = LostWhenAsked(), FakeJob(waits=True, end=ExitStatus(0))
     signals((signal.SIGTERM, ready))
     found = supervise.supervise(engine(back), never, job=first)
     assert (first.calls, back.calls) == (["stop 10"], ["stop 10", "remove"])
@@ -289,7 +289,7 @@ def test_a_request_that_a_lost_engine_did_not_hear_is_made_again(runs: Path) -> 
 class Attempts:
     """Starts a job of each ending in turn."""
 
-    def __init__(self, *ends: Ended) -> None:
+    def __init__(self, *ends: ExitStatus) -> None:
         self.jobs = [FakeJob(end=end) for end in ends]
         self.asked: list[int] = []
 
@@ -299,12 +299,12 @@ class Attempts:
 
 
 def test_it_is_not_started_again_after_a_stop(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    start = Attempts(Ended(1), Ended(0))
+    start = Attempts(ExitStatus(1), ExitStatus(0))
     start.jobs[0].waits = True
     signals((signal.SIGINT, ready))
     assert supervise.supervise(engine(), start, restarts=5).code == 1
     assert start.asked == [0]
-    start = Attempts(Ended(1), Ended(0))  # from elsewhere, in the pause
+    start = Attempts(ExitStatus(1), ExitStatus(0))  # from elsewhere, in the pause
     monkeypatch.setattr(supervise.Stopper, "wait", lambda self, seconds: owner.ask_to_stop(RUN))
     assert supervise.supervise(engine(), start, restarts=1).code == 1
     assert start.asked == [0]
@@ -313,7 +313,7 @@ def test_it_is_not_started_again_after_a_stop(runs: Path, monkeypatch: pytest.Mo
 def test_a_stop_in_the_pause_is_told(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervise, "FIRST_PAUSE", 60.0)
     monkeypatch.setattr(supervise, "LONGEST_PAUSE", 60.0)
-    start = Attempts(*[Ended(1)] * 9)
+    start = Attempts(*[ExitStatus(1)] * 9)
     said: list[str] = []
     monkeypatch.setattr(supervise, "tell", said.append)
     signals((signal.SIGINT, lambda: "starting it again: 1 of 8 times" in said))
@@ -324,14 +324,14 @@ def test_a_stop_in_the_pause_is_told(runs: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_guest_leaves_the_run_to_its_owner(runs: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    job = FakeJob(pieces=[Piece(False, b"loss\n")], end=Ended(3))
+    job = FakeJob(pieces=[OutputPiece(False, b"loss\n")], end=ExitStatus(3))
     found = supervise.supervise(engine(), never, restarts=5, job=job, guest=True)
     assert (found.code, job.calls) == (3, [])
     assert capfd.readouterr().out == "loss\n"
     with owner.following(RUN) as nobody_else:  # no lock was held, and no stop asked for
         assert nobody_else
     assert not owner.asked_to_stop(RUN)
-    job = FakeJob(end=Ended(1))
+    job = FakeJob(end=ExitStatus(1))
     with owner.following(RUN):  # nor is it started again where another follows it
         found = supervise.supervise(engine(), never, restarts=3, job=job)
     assert (found.code, job.calls) == (1, [])
@@ -378,7 +378,7 @@ def test_stop_says_where_the_log_of_an_unfollowed_run_is(
 @pytest.mark.parametrize("over", [False, True])
 def test_stop_keeps_how_a_run_ended_that_nobody_followed(runs: Path, over: bool) -> None:
     """`runs` called it unknown for ever."""
-    job = FakeJob(end=Ended(143), over=over)
+    job = FakeJob(end=ExitStatus(143), over=over)
     job.stop = lambda grace: setattr(job, "over", True)
     supervise.stop(job, grace=25)
     supervise.stop(job)  # which removes it, and has nothing to add
@@ -387,12 +387,12 @@ def test_stop_keeps_how_a_run_ended_that_nobody_followed(runs: Path, over: bool)
     assert (told["attempt"], told["outcome"], told["code"]) == (0, outcome, 143)
 
 
-@pytest.mark.parametrize("cause", [Cause.ITSELF, Cause.REMOVED])
+@pytest.mark.parametrize("cause", [EndCause.ITSELF, EndCause.REMOVED])
 def test_stop_now_keeps_how_a_run_ended(
-    runs: Path, monkeypatch: pytest.MonkeyPatch, cause: Cause
+    runs: Path, monkeypatch: pytest.MonkeyPatch, cause: EndCause
 ) -> None:
     """`runs` called it unknown for ever: a killed run ends a moment later, or is gone by then."""
-    job, looks = FakeJob(end=Ended(137, cause)), iter([None, None, None])
+    job, looks = FakeJob(end=ExitStatus(137, cause)), iter([None, None, None])
     monkeypatch.setattr(supervise, "RETRY_SECONDS", 0.0)
     job.ended = lambda: next(looks, job.end)
     supervise.stop(job, now=True)
@@ -421,7 +421,11 @@ def closed_pipe() -> Iterator[TextIO]:
 def test_a_run_whose_output_nobody_reads_is_asked_to_stop_and_waited_for(
     runs: Path, monkeypatch: pytest.MonkeyPatch, closed_pipe: TextIO, stream: str
 ) -> None:
-    job = FakeJob([Piece(False, b"line\n"), Piece(False, b"line\n")], waits=True, end=Ended(7))
+    job = FakeJob(
+        [OutputPiece(False, b"line\n"), OutputPiece(False, b"line\n")],
+        waits=True,
+        end=ExitStatus(7),
+    )
     if stream == "stderr":  # where the launcher's own messages go
         signals((signal.SIGINT, ready))
     with monkeypatch.context() as patched:
@@ -438,7 +442,7 @@ def test_ctrl_c_that_ends_the_reader_first_is_one_request(
     lost = threading.Event()
     to_nowhere = live.to_nowhere
     monkeypatch.setattr(supervise, "to_nowhere", lambda file: (to_nowhere(file), lost.set()))
-    job = FakeJob([Piece(False, b"line\n")], waits=True)
+    job = FakeJob([OutputPiece(False, b"line\n")], waits=True)
     signals((signal.SIGINT, lambda: ready() and lost.is_set()))
     with monkeypatch.context() as patched:
         patched.setattr("sys.stdout", closed_pipe)
@@ -449,7 +453,7 @@ def test_ctrl_c_that_ends_the_reader_first_is_one_request(
 def test_a_closed_pipe_of_one_who_looks_on_leaves_the_run(
     runs: Path, monkeypatch: pytest.MonkeyPatch, closed_pipe: TextIO
 ) -> None:
-    job = FakeJob([Piece(False, b"line\n")])
+    job = FakeJob([OutputPiece(False, b"line\n")])
     with owner.following(RUN), monkeypatch.context() as patched:
         patched.setattr("sys.stdout", closed_pipe)
         with pytest.raises(BrokenPipeError):
@@ -465,7 +469,7 @@ def test_folders_that_cannot_be_looked_at_do_not_hide_the_ending(
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(supervise.find.folders, "newest_complete", refuse)
-    supervise.supervise(engine(), never, job=FakeJob(end=Ended(3), labels=LABELS))
+    supervise.supervise(engine(), never, job=FakeJob(end=ExitStatus(3), labels=LABELS))
     assert capsys.readouterr().err.splitlines() == [
         "launcher: can't look for checkpoints in /no/such/folder: Permission denied",
         f"launcher: run {RUN} failed, exit code 3",
@@ -482,7 +486,7 @@ def test_a_listener_that_fails_is_told_of_once_and_the_run_goes_on(
     heard = list[bytes]()
     other = SimpleNamespace(add=lambda data, is_error: heard.append(data))
     pieces = b"one\n", b"", b"two\n"  # an empty one says that the run goes on
-    job = FakeJob([Piece(False, piece) for piece in pieces], Ended(0))
+    job = FakeJob([OutputPiece(False, piece) for piece in pieces], ExitStatus(0))
     found = supervise.supervise(
         engine(), never, job=job, listening=lambda job: nullcontext([Broken(), other])
     )

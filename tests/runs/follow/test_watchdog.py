@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from launcher.agent.words import CONCLUSION, REPORT
 from launcher.runs.follow import watchdog
-from launcher.runs.follow.watchdog import COMPILE_SECONDS, START_SECONDS, Silence, Watchdog
-from launcher.runs.plan.job import Ended, Lost
+from launcher.runs.follow.watchdog import COMPILE_SECONDS, START_SECONDS, Silence, SilenceWatch
+from launcher.runs.plan.job import ConnectionLost, ExitStatus
 from launcher.runs.records import owner, record
 from launcher.runs.records.ending import Ending, Outcome, describe
 from launcher.runs.runfile import config
@@ -36,7 +36,7 @@ class FakeJob:
     """A run that answers with `found`, once for each of them, or doesn't."""
 
     found: list[Any] = field(default_factory=lambda: [FOUND])
-    end: Ended | None = None
+    end: ExitStatus | None = None
     run: str = RUN
     calls: list[str] = field(default_factory=list)
 
@@ -47,7 +47,7 @@ class FakeJob:
             raise answer
         return answer
 
-    def ended(self) -> Ended | None:
+    def ended(self) -> ExitStatus | None:
         return self.end
 
     def stop(self, grace: int) -> None:
@@ -63,12 +63,12 @@ class Site:
     told: list[str] = field(default_factory=list)
     now: float = 0.0
 
-    def dog(self, action: str = "keep", timeout: int = 5) -> Watchdog:
+    def dog(self, action: str = "keep", timeout: int = 5) -> SilenceWatch:
         wanted = config.Watchdog(timeout=timeout, action=action)
         job: Any = self.job
-        return Watchdog(job, wanted, self.folder, self.told.append, lambda: self.now)
+        return SilenceWatch(job, wanted, self.folder, self.told.append, lambda: self.now)
 
-    def barked(self, action: str = "keep") -> Watchdog:
+    def barked(self, action: str = "keep") -> SilenceWatch:
         dog = self.dog(action)
         self.now = 5.0
         dog.bark()
@@ -125,7 +125,7 @@ def test_a_run_whose_ranks_cannot_be_asked_is_ended_where_told_to(site: Site) ->
 
 
 def test_a_run_that_ended_meanwhile_is_not_told_of(site: Site) -> None:
-    site.job.end = Ended(0)
+    site.job.end = ExitStatus(0)
     assert site.barked("end").verdict == ""
     assert site.told == []
     site.job.end, site.job.calls = None, []
@@ -136,7 +136,7 @@ def test_a_run_that_ended_meanwhile_is_not_told_of(site: Site) -> None:
 
 def test_the_thread_looks_once_in_time_and_again_when_the_run_went_on(site: Site) -> None:
     before = threading.active_count()
-    site.job.found = [FOUND, Lost("gone"), FOUND]
+    site.job.found = [FOUND, ConnectionLost("gone"), FOUND]
     with site.dog() as dog:
         site.now = 4.9
         dog.add(b"first\n", False)
@@ -195,7 +195,7 @@ KILLED = f"{ASKED}runner: rank 0 was killed by signal 15 (SIGTERM), exit code 14
 def test_how_a_run_is_told_that_was_ended_for_it(
     code: int, asked: bool, tail: str, outcome: Outcome, told: str | None
 ) -> None:
-    ending = Ending(Ended(code), asked, tail, STALLED)
+    ending = Ending(ExitStatus(code), asked, tail, STALLED)
     assert ending.outcome is outcome
     assert ending.may_restart is (outcome is Outcome.FAILED)
     if told:

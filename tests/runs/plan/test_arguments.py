@@ -7,7 +7,7 @@ import pytest
 from launcher.base.errors import UsageError
 from launcher.runs.plan import arguments
 from launcher.runs.plan.arguments import Option
-from launcher.runs.plan.image import Facts
+from launcher.runs.plan.image import ImageFacts
 from tests.plans import Planner
 from tools import options
 
@@ -36,7 +36,7 @@ def test_what_our_program_needs_is_missed_by_its_key(plan: Planner) -> None:
 
 @pytest.mark.parametrize("release", ["0.9.0", "0.12.3", "0.16.1", "0.19.0"])
 def test_what_megatrons_program_needs_is_missed_by_its_key(plan: Planner, release: str) -> None:
-    facts = Facts(release, True)
+    facts = ImageFacts(release, True)
     told = refusal(plan, UPSTREAM, "model.num_layers=null", "training.lr=null", facts=facts)
     assert told.splitlines() == [
         f"--set model.num_layers=null: model.num_layers must be given: Megatron {release} ends "
@@ -75,7 +75,7 @@ def test_what_megatrons_program_needs_may_be_given_otherwise(
 def test_all_that_is_wrong_is_told_at_once(plan: Planner) -> None:
     sets = ("data={}", "parallel.tensor_model_parallel_size=3", "training.lr=null")
     more = ("megatron_args.nothing=1", "megatron_args.num-layers=2", "model.transformer_impl=x")
-    told = refusal(plan, UPSTREAM, *sets, *more, facts=Facts("0.9.0", False))
+    told = refusal(plan, UPSTREAM, *sets, *more, facts=ImageFacts("0.9.0", False))
     for one in (
         "pretrain_gpt.py isn't there",
         "no data to train on",
@@ -104,13 +104,13 @@ def test_releases_have_as_many_options_as_their_own_parsers(release: str, count:
 
 
 def test_an_option_of_a_later_release_is_refused_with_when_it_came(plan: Planner) -> None:
-    told = refusal(plan, UPSTREAM, "model.attention_backend=auto", facts=Facts("0.9.0", True))
+    told = refusal(plan, UPSTREAM, "model.attention_backend=auto", facts=ImageFacts("0.9.0", True))
     assert told.startswith(
         "--set model.attention_backend=auto: model.attention_backend: "
         "Megatron 0.9.0 has no --attention-backend; Megatron has it from 0.11 on\n"
         "  Did you mean --"
     )
-    assert plan(UPSTREAM, "model.attention_backend=auto", facts=Facts("0.11.0", True))
+    assert plan(UPSTREAM, "model.attention_backend=auto", facts=ImageFacts("0.11.0", True))
 
 
 @pytest.mark.parametrize(
@@ -130,20 +130,20 @@ def test_an_option_of_a_later_release_is_refused_with_when_it_came(plan: Planner
 def test_an_option_that_is_none_is_refused(
     plan: Planner, text: str, sets: str, rest: tuple[str, ...], said: str
 ) -> None:
-    assert said in refusal(plan, text, sets, rest=rest, facts=Facts("0.9.0", True))
+    assert said in refusal(plan, text, sets, rest=rest, facts=ImageFacts("0.9.0", True))
 
 
 def test_what_is_not_known_is_not_checked(plan: Planner) -> None:
     """Another release, a script of the host's, and options of other scripts' own."""
     assert arguments.table().options_of("0.99.0") is None
-    planned = plan(UPSTREAM, "megatron_args.brand_new=1", facts=Facts("0.99.0", True))
+    planned = plan(UPSTREAM, "megatron_args.brand_new=1", facts=ImageFacts("0.99.0", True))
     assert planned.argv[-2:] == ("--brand-new", "1")
     own = UPSTREAM.replace("pretrain_gpt.py", "./own.py")
     planned = plan(own, "megatron_args.anything=1", rest=("--num-layers", "2"))
     assert planned.argv[-4:] == ("--anything", "1", "--num-layers", "2")
     other = UPSTREAM.replace("pretrain_gpt", "pretrain_own")
     assert plan(other, "megatron_args.own_option=1")
-    facts = Facts("0.9.0", True)
+    facts = ImageFacts("0.9.0", True)
     assert "from 0.11 on" in refusal(plan, other, "model.attention_backend=auto", facts=facts)
 
 
@@ -172,7 +172,7 @@ def test_a_name_is_spelled_as_megatron_spells_it(plan: Planner) -> None:
         ("0.16.1", "--override-opt-param-scheduler"),
     ):
         given = "megatron_args.override_opt_param_scheduler=true"
-        assert plan(UPSTREAM, given, facts=Facts(release, "git")).argv[-1] == spelled
+        assert plan(UPSTREAM, given, facts=ImageFacts(release, "git")).argv[-1] == spelled
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from launcher.base.errors import UsageError
-from launcher.runs.plan.image import Facts
+from launcher.runs.plan.image import ImageFacts
 from launcher.runs.records import resume
 from launcher.runs.runfile.config import RunConfig
 from tests.plans import MINIMAL, Planner
@@ -29,7 +29,7 @@ def test_what_could_not_go_back_is_refused(
     plan: Planner, text: str, release: str, told: str
 ) -> None:
     with pytest.raises(UsageError) as refused:
-        plan(text, facts=Facts(release, True))
+        plan(text, facts=ImageFacts(release, True))
     assert told in str(refused.value)
 
 

@@ -13,11 +13,11 @@ import pytest
 
 from launcher.base.errors import UsageError
 from launcher.runs.follow import assemble, files
-from launcher.runs.plan.image import Facts, labelled, planned, reference
+from launcher.runs.plan.image import ImageFacts, labelled, planned, reference
 from launcher.runs.plan.mounts import Mount
 from launcher.runs.plan.plan import Plan, without_memlock
 from launcher.runs.runfile import source
-from launcher.runs.runfile.source import Asked
+from launcher.runs.runfile.source import RunRequest
 from launcher.runs.runfile.values import Gpus
 from tests.plans import HOST, MINIMAL, STAMP, Planner, plan_of
 
@@ -54,7 +54,7 @@ def test_the_number_of_all_must_be_found_first(plan: Planner) -> None:
     assert "Give their number" in refusal(plan, "gpt2", "gpus=all")
     config, origin = source.load("gpt2", [source.parse_set("gpus=all")])
     everything = Gpus(count=4, everything=True)
-    made = plan_of(config, origin, Facts(), HOST, STAMP, gpus=everything)
+    made = plan_of(config, origin, ImageFacts(), HOST, STAMP, gpus=everything)
     assert (made.processes_per_node, made.gpus.everything) == (4, True)
 
 
@@ -179,8 +179,8 @@ def test_the_quickstart_needs_an_even_number_a_checkout_and_no_arguments(plan: P
     for gpus, near in ((1, "2"), (3, "2 or 4"), (5, "4 or 6")):
         assert f"Nearest that work: {near}." in refusal(plan, "simple", f"gpus={gpus}")
     assert "would do nothing" in refusal(plan, "simple", "training.lr=1.0")
-    assert "has no scripts" in refusal(plan, "simple", facts=Facts("0.9.0", False))
-    assert plan("gpt2-tiny", facts=Facts("0.16.1", False))
+    assert "has no scripts" in refusal(plan, "simple", facts=ImageFacts("0.9.0", False))
+    assert plan("gpt2-tiny", facts=ImageFacts("0.16.1", False))
 
 
 def test_variables_of_the_file_win_and_null_passes_the_launchers_own(plan: Planner) -> None:
@@ -281,13 +281,13 @@ MATRIX: Any = SimpleNamespace(
 @pytest.mark.parametrize(
     ("image", "facts", "name"),
     [
-        ("tag: 24.10", Facts("0.9.0", True), "megatron:24.10"),
-        ("{tag: 24.10, megatron: 0.10.0}", Facts("0.10.0", True), "megatron:24.10-0.10.0"),
-        ("{name: 'a/b:1', megatron: 0.10.0}", Facts("0.10.0"), "a/b:1"),
+        ("tag: 24.10", ImageFacts("0.9.0", True), "megatron:24.10"),
+        ("{tag: 24.10, megatron: 0.10.0}", ImageFacts("0.10.0", True), "megatron:24.10-0.10.0"),
+        ("{name: 'a/b:1', megatron: 0.10.0}", ImageFacts("0.10.0"), "a/b:1"),
     ],
 )
 def test_what_the_matrix_knows_of_an_image(
-    write: Write, image: str, facts: Facts, name: str
+    write: Write, image: str, facts: ImageFacts, name: str
 ) -> None:
     image = image if image.startswith("{") else f"{{{image}}}"
     config, _ = source.load(write(f"name: a\nimage: {image}\n"), [])
@@ -307,10 +307,10 @@ def test_what_the_matrix_does_not_know_is_told(write: Write, image: str, said: s
 
 def test_the_labels_of_an_image_are_facts() -> None:
     labels: dict[str, Any] = {"megatron-launchpad.megatron": "0.9.0"}
-    assert labelled(labels) == Facts("0.9.0", None)
-    assert labelled(labels | {"megatron-launchpad.whole": "true"}) == Facts("0.9.0", True)
-    assert labelled(labels | {"megatron-launchpad.whole": "false"}) == Facts("0.9.0", False)
-    assert labelled({}) == Facts(None, None)
+    assert labelled(labels) == ImageFacts("0.9.0", None)
+    assert labelled(labels | {"megatron-launchpad.whole": "true"}) == ImageFacts("0.9.0", True)
+    assert labelled(labels | {"megatron-launchpad.whole": "false"}) == ImageFacts("0.9.0", False)
+    assert labelled({}) == ImageFacts(None, None)
 
 
 def test_what_one_image_compiles_no_other_loads(plan: Planner) -> None:
@@ -344,9 +344,9 @@ def test_a_secret_among_the_arguments_is_warned_of(plan: Planner) -> None:
 
 
 def test_what_a_megatron_is_taken_for_is_told(write: Write, plan: Planner) -> None:
-    asked = Asked(*source.load(write(MINIMAL + 'megatron: {as: "0.19"}\n'), []), cwd="/")
-    facts = assemble._known(asked, Facts("0.31.0", True))
+    asked = RunRequest(*source.load(write(MINIMAL + 'megatron: {as: "0.19"}\n'), []), cwd="/")
+    facts = assemble._known(asked, ImageFacts("0.31.0", True))
     assert facts.release == "0.19"
     told = [*assemble._unused(plan("gpt2"), facts)]
     assert told == ["Megatron 0.31.0 is taken for 0.19, which it may differ from"]
-    assert assemble._known(asked, Facts("0.16.1", True)) == Facts("0.16.1", True)
+    assert assemble._known(asked, ImageFacts("0.16.1", True)) == ImageFacts("0.16.1", True)

@@ -8,7 +8,7 @@ import pytest
 
 from launcher.base.errors import UsageError
 from launcher.runs.plan.arguments import table
-from launcher.runs.plan.image import Facts
+from launcher.runs.plan.image import ImageFacts
 from tests.plans import HOST, MINIMAL, Planner
 
 OURS = MINIMAL + (
@@ -46,7 +46,7 @@ def test_our_program_writes_to_the_runs_folder(plan: Planner) -> None:
 
 @pytest.mark.parametrize("release", table().releases)
 def test_upstreams_programs_have_their_own_options(plan: Planner, release: str) -> None:
-    facts = Facts(f"{release}.0", True)
+    facts = ImageFacts(f"{release}.0", True)
     assert given(plan(UPSTREAMS + ASKED, facts=facts).argv) == [
         "profile /profile",
         "profile-ranks 0",
@@ -71,7 +71,7 @@ def test_upstreams_programs_have_their_own_options(plan: Planner, release: str) 
 def test_nsys_is_asked_by_the_program_and_started_by_the_runner(
     plan: Planner, text: str, told: list[str]
 ) -> None:
-    made = plan(text + ASKED + "  tool: nsys\n  ranks: [1]\n", facts=Facts("0.16.1", True))
+    made = plan(text + ASKED + "  tool: nsys\n  ranks: [1]\n", facts=ImageFacts("0.16.1", True))
     assert given(made.argv) == ["profile /profile", *told]
     assert "--nsys 1 " in " ".join(made.argv)
 

@@ -16,7 +16,7 @@ from launcher.agent import series
 from launcher.base.errors import LauncherError, UsageError
 from launcher.runs.plan import arguments, layout, render, rules
 from launcher.runs.plan.arguments import Value
-from launcher.runs.plan.image import Facts
+from launcher.runs.plan.image import ImageFacts
 from launcher.runs.plan.layout import Layout
 from launcher.runs.plan.program import program
 from launcher.runs.runfile.config import RunConfig
@@ -104,7 +104,7 @@ def test_what_megatron_ends_at_is_refused(
 ) -> None:
     """Each was taken, and ended the run once all its processes had started."""
     with pytest.raises(UsageError) as caught:
-        plan(FILE, *sets, facts=Facts(release, True))
+        plan(FILE, *sets, facts=ImageFacts(release, True))
     (problem, mend) = str(caught.value).splitlines()
     assert key in problem.partition(": ")[0] or f"{key}: " in problem
     assert told in problem
@@ -129,7 +129,7 @@ def test_what_megatron_ends_at_is_refused(
     ],
 )
 def test_what_a_release_takes_is_taken(plan: Planner, release: str, sets: tuple[str, ...]) -> None:
-    assert plan(FILE, *sets, facts=Facts(release, True))
+    assert plan(FILE, *sets, facts=ImageFacts(release, True))
 
 
 ON_CPU = FILE.replace("gpus: 8", "gpus: 0")
@@ -139,17 +139,17 @@ LOCAL = ("model.transformer_impl=local", "megatron_args.no_persist_layer_norm=tr
 def test_without_a_gpu_there_is_no_transformer_engine_and_no_apex(plan: Planner) -> None:
     """pretrain_gpt.py died with a NameError, and then by its layer norm."""
     with pytest.raises(UsageError, match="there is no Transformer Engine") as caught:
-        plan(ON_CPU, facts=Facts("0.9.0", True))
+        plan(ON_CPU, facts=ImageFacts("0.9.0", True))
     assert "model.transformer_impl to local" in str(caught.value)
     assert "no_persist_layer_norm to true" in str(caught.value)
     with pytest.raises(UsageError, match="there is no Apex"):
-        plan(ON_CPU, LOCAL[0], facts=Facts("0.13.1", True))
-    assert plan(ON_CPU, *LOCAL, facts=Facts("0.13.1", True))
+        plan(ON_CPU, LOCAL[0], facts=ImageFacts("0.13.1", True))
+    assert plan(ON_CPU, *LOCAL, facts=ImageFacts("0.13.1", True))
 
 
 def test_a_rule_holds_for_what_is_behind_dashes_too(plan: Planner) -> None:
     with pytest.raises(UsageError, match="-- --recompute-granularity: full needs"):
-        plan(FILE, rest=("--recompute-granularity", "full"), facts=Facts("0.9.0", True))
+        plan(FILE, rest=("--recompute-granularity", "full"), facts=ImageFacts("0.9.0", True))
 
 
 @pytest.mark.parametrize(
@@ -161,7 +161,7 @@ def test_a_rule_holds_for_what_is_behind_dashes_too(plan: Planner) -> None:
     ],
 )
 def test_what_is_ignored_is_told(values: dict[str, Value], release: str, told: str) -> None:
-    options = rules.Told(values, Layout(1, 1, 1, 1))
+    options = rules.RuleInput(values, Layout(1, 1, 1, 1))
     found = "".join(problem for problem, _ in rules.broken(rules.IGNORED, options, release, str))
     assert (told in found) if told else not found
 
@@ -187,25 +187,25 @@ def test_an_option_that_is_taken_only_to_end_at_is_refused(
     """The last one ended the run with 0 and no word but its own, once all ranks had started."""
     option = "--" + given.partition("=")[0].replace("_", "-")
     with pytest.raises(UsageError, match=f"takes {option} only to end at") as refused:
-        plan(FILE, f"megatron_args.{given}", facts=Facts(release, True))
+        plan(FILE, f"megatron_args.{given}", facts=ImageFacts(release, True))
     assert f"Write {instead}" in str(refused.value)
 
 
 def test_a_series_that_nobody_has_described_is_not_taken_for_another(plan: Planner) -> None:
     """It was taken for the newest known, in silence."""
     with pytest.raises(UsageError, match=r"gpt doesn't know Megatron 0\.31\.2") as refused:
-        plan(MINIMAL, facts=Facts("0.31.2", True))
+        plan(MINIMAL, facts=ImageFacts("0.31.2", True))
     assert f'megatron: {{as: "{series.known()[-1]}"}}' in str(refused.value)
     with pytest.raises(UsageError, match=r"no series 0\.31 is known"):
-        plan(MINIMAL, "megatron.as='0.31'", facts=Facts("0.16.1", True))
-    assert plan(FILE, facts=Facts("0.31.2", True))  # of upstream's programs Megatron is asked
+        plan(MINIMAL, "megatron.as='0.31'", facts=ImageFacts("0.16.1", True))
+    assert plan(FILE, facts=ImageFacts("0.31.2", True))  # of upstream's programs Megatron is asked
 
 
 def test_numbers_that_are_none_break_nothing_else() -> None:
     """A value of the wrong type is told as that: `{expert_tensor_parallel_size: two}`."""
     names = {*map(arguments.plain, arguments.table().megatron)} - {*rules.ELSEWHERE}
     for value in ("two", "0", "-1", "nan", "1e400", "--x"):
-        given = rules.Told(dict.fromkeys(names, value), Layout(8, 1, 1, 1))
+        given = rules.RuleInput(dict.fromkeys(names, value), Layout(8, 1, 1, 1))
         for release in ("0.9.0", "0.16.1"):
             assert list(rules.broken(rules.RULES, given, release, str))
 
@@ -227,9 +227,9 @@ def test_what_our_program_ends_at_is_refused(
 ) -> None:
     """By its own arithmetic, and by what the image's Megatron lacks."""
     experts = ("model.disable_bias_linear=true", EXPERTS)
-    plan(OURS, *experts, facts=Facts("0.16.1", True))
+    plan(OURS, *experts, facts=ImageFacts("0.16.1", True))
     with pytest.raises(UsageError) as caught:
-        plan(OURS, *experts, *sets, facts=Facts(release, True))
+        plan(OURS, *experts, *sets, facts=ImageFacts(release, True))
     assert told in str(caught.value)
     where = str(caught.value).partition(": ")[0]
     assert any(one.partition("=")[0] in where for one in sets)
@@ -400,7 +400,7 @@ def case(chance: random.Random, release: str) -> Case:
 def _told(config: RunConfig, release: str, world: int) -> tuple[str, list[str], int]:
     origin, refused = Origin("run.yaml", {}, {}), ""
     try:
-        plan_of(config, origin, Facts(release, True), HOST, STAMP, gpus=parse_gpus(world))
+        plan_of(config, origin, ImageFacts(release, True), HOST, STAMP, gpus=parse_gpus(world))
     except LauncherError as error:
         refused = str(error)
     started = program(config.program)

@@ -21,7 +21,7 @@ from launcher.runs.backends.docker import docker_request
 from launcher.runs.checks import auto, memory
 from launcher.runs.checks.machine import Gpu
 from launcher.runs.plan import model
-from launcher.runs.plan.image import Facts
+from launcher.runs.plan.image import ImageFacts
 from launcher.runs.plan.layout import layout
 from launcher.runs.plan.plan import make_plan
 from launcher.runs.plan.render import values_of
@@ -233,7 +233,7 @@ def test_a_dry_run_prints_what_it_did(name: str) -> None:
     """Where no GPU is seen."""
     preset, *sets = DRY_RUNS[name]
     config, origin = source.load(preset, [source.parse_set(one) for one in sets])
-    run = resolve(config, origin, Facts("0.9.0", True), HOST, STAMP.run)
+    run = resolve(config, origin, ImageFacts("0.9.0", True), HOST, STAMP.run)
     made = make_plan(auto.decide(run, ())[0], HOST, STAMP)
     text = f"{describe(made)}\n{docker_request.show(made)}"
     path = GOLDEN / f"{name}.txt"
@@ -274,7 +274,7 @@ def test_a_preset_fits_on_8_gpus(name: str, size: int) -> None:
     says_h200 = "H200" in (source.PRESETS / f"{name}.yaml").read_text("utf-8")
     room = int(141e9 if says_h200 else 80e9)
     card = Gpu(0, "GPU-0", "", room, 0, (9, 0), "")
-    run, _ = auto.decide(resolve(*source.load(name, []), Facts(), HOST), [card] * 8)
+    run, _ = auto.decide(resolve(*source.load(name, []), ImageFacts(), HOST), [card] * 8)
     training = run.config.training
     assert (training.bf16, training.micro_batch_size) == (True, size)
     needed = memory.needed(run.config.program, run.values, run.layout, (9, 0))

@@ -19,14 +19,14 @@ from launcher.runs.backends import local
 from launcher.runs.backends.compose import compose_request
 from launcher.runs.backends.docker import docker_request
 from launcher.runs.backends.slurm import slurm_request
-from launcher.runs.plan.image import Facts
+from launcher.runs.plan.image import ImageFacts
 from launcher.runs.records.provenance import kept_plan
 from launcher.runs.records.record import record_of
 from launcher.runs.runfile import secrets, source
 from launcher.runs.runfile.clusters import Slurm
 from launcher.runs.runfile.config import RunConfig
 from launcher.runs.runfile.secrets import HIDDEN
-from launcher.runs.runfile.source import Asked, Origin
+from launcher.runs.runfile.source import Origin, RunRequest
 from tests.plans import HOST, STAMP, Planner, plan_of
 
 NAMES = ["WANDB_API_KEY", "HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "DB_PASSWORD", "GITHUB_PAT"]
@@ -158,7 +158,7 @@ def test_no_output_shows_it(form: str, plan: Planner) -> None:
     text = f"{RIGHT}env: {{A: {json.dumps(value)}}}\n"
     made = plan(text, rest=("--url", value, f"--a={value}"))
     config = RunConfig.model_validate(yaml.safe_load(text))
-    asked = Asked(config, Origin("run.yaml", {}, {}), "/", ("--url", value, f"--a={value}"))
+    asked = RunRequest(config, Origin("run.yaml", {}, {}), "/", ("--url", value, f"--a={value}"))
     kept = record_of(made, asked, "docker")
     container = Slurm.model_validate({"container": "docker"})
     outputs = [
@@ -255,7 +255,7 @@ def told(text: str, sets: list[str], rest: tuple[str, ...], path: Path) -> str:
     path.write_text(text, encoding="utf-8")
     try:
         config, origin = source.load(str(path), [source.parse_set(one) for one in sets])
-        plan = plan_of(config, origin, Facts("0.9.0", True), HOST, STAMP, rest=rest)
+        plan = plan_of(config, origin, ImageFacts("0.9.0", True), HOST, STAMP, rest=rest)
     except UsageError as error:
         return str(error)
     return describe(plan)

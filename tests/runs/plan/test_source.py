@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from launcher.base import yamlfile
 from launcher.base.errors import UsageError
-from launcher.runs.plan.image import Facts
+from launcher.runs.plan.image import ImageFacts
 from launcher.runs.runfile import source
 from launcher.runs.runfile.source import Override
 from tests.plans import HOST, MINIMAL, STAMP, plan_of
@@ -302,7 +302,7 @@ def judged(path: Path, raw: bytes) -> str:
     path.write_bytes(raw)
     try:
         config, origin = source.load(str(path), [])
-        facts = Facts(draw_release(raw), True)
+        facts = ImageFacts(draw_release(raw), True)
         plan_of(config, origin, facts, HOST, STAMP)
     except UsageError as error:
         told = str(error)
@@ -385,7 +385,9 @@ def test_a_file_is_laid_over_the_one_that_it_extends(
     assert origin.place("training.lr") == "runs/base.yaml:3: training.lr"
     assert origin.place("model.hidden_size").startswith("preset gpt2-tiny.yaml:")
     assert origin.place("training.seed") == "--set training.seed=7: training.seed"
-    assert plan_of(config, origin, Facts("0.16.1", True)).processes_per_node == 2  # not the CPU's
+    assert (
+        plan_of(config, origin, ImageFacts("0.16.1", True)).processes_per_node == 2
+    )  # not the CPU's
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher.agent import runner
-from launcher.agent.checkpoints.folders import Checkpoint
-from launcher.runs.plan.job import Cause, Ended
+from launcher.agent.checkpoints.folders import CheckpointFolder
+from launcher.runs.plan.job import EndCause, ExitStatus
 from launcher.runs.records import ending, failures, record, resume
 from launcher.runs.records.ending import Ending, Outcome, describe
 from launcher.runs.runfile import source
@@ -24,7 +24,7 @@ REAL: dict[str, list[str]] = yaml.safe_load(Path(__file__).with_name("said.yaml"
 """What is really written, by the name of the known failure."""
 
 
-def named(tail: str, cause: Cause = Cause.ITSELF) -> list[failures.Sign]:
+def named(tail: str, cause: EndCause = EndCause.ITSELF) -> list[failures.Sign]:
     return failures.explain([tail.encode(errors="replace")], cause).signs
 
 
@@ -59,13 +59,13 @@ def test_each_is_named_by_its_text_and_by_nothing_else(name: str, text: str) -> 
     assert [sign.failure.name for sign in found] == [name]
     assert found[0].said
     assert found[0].said.text.rstrip("…") in text
-    told = describe(Ending(Ended(1), False, tail), "0a1b", None, "")
+    told = describe(Ending(ExitStatus(1), False, tail), "0a1b", None, "")
     assert told[1].startswith(f"cause: {name}: ")
     assert told[2].startswith("cure: ")
 
 
 def test_memory_is_named_by_what_the_engine_says_where_nothing_was_written() -> None:
-    found = named("", Cause.MEMORY)
+    found = named("", EndCause.MEMORY)
     assert [sign.lines[0] for sign in found] == ["cause: host memory is out"]
 
 
@@ -98,17 +98,17 @@ def test_what_torch_repeats_of_nccl_is_named_alike(name: str, text: str, rank: s
 
 def test_a_run_that_was_stopped_or_done_has_no_failure() -> None:
     text = REAL["the port is taken"][0]
-    assert len(describe(Ending(Ended(143), True, text), "0a1b", None, "")) == 1
-    assert describe(Ending(Ended(0), False, text), "0a1b", None, "") == []
+    assert len(describe(Ending(ExitStatus(143), True, text), "0a1b", None, "")) == 1
+    assert describe(Ending(ExitStatus(0), False, text), "0a1b", None, "") == []
 
 
 def test_a_full_shared_memory_is_no_full_disk() -> None:
     """The headline would contradict the cause."""
     full = "OSError: [Errno 28] No space left on device"
     shared = REAL["shared memory, /dev/shm, is too small"]
-    assert Ending(Ended(1), False, full).reason == "a disk is full"
+    assert Ending(ExitStatus(1), False, full).reason == "a disk is full"
     for text in (shared[1], f"{full}\n{shared[3]}", f"{shared[1]}\n{full}"):
-        assert not Ending(Ended(1), False, text).full
+        assert not Ending(ExitStatus(1), False, text).full
 
 
 @pytest.mark.parametrize("name", REAL)
@@ -116,7 +116,7 @@ def test_the_headline_never_contradicts_the_cause(name: str) -> None:
     """Host memory that is out was "killed from outside", where the kernel did it."""
     (known,) = [one for one in failures.table() if one.name == name]
     for text in REAL[name]:
-        said = Ending(Ended(137), False, text).reason
+        said = Ending(ExitStatus(137), False, text).reason
         assert said in ("", "a disk is full") or known.follows or text.startswith("runner: ")
         assert (said == "a disk is full") == (name == "a disk is full")
 
@@ -210,46 +210,52 @@ FINISHED, STOPPED, FAILED = Outcome.FINISHED, Outcome.STOPPED, Outcome.FAILED
 @pytest.mark.parametrize(
     ("ended", "asked", "tail", "outcome", "restart", "reason"),
     [
-        (Ended(0), False, "", FINISHED, False, ""),
-        (Ended(0), False, DONE, FINISHED, False, ""),
-        (Ended(0), True, DONE, FINISHED, False, ""),  # it was done before it heard
-        (Ended(0), True, "", STOPPED, False, ""),
-        (Ended(0), False, LEFT, STOPPED, False, ""),  # docker stop
-        (Ended(0), False, DONE + LEFT, FINISHED, False, ""),
-        (Ended(7), False, "runner: the launcher has gone: asked 2 ranks to stop, waiting", STOPPED,
+        (ExitStatus(0), False, "", FINISHED, False, ""),
+        (ExitStatus(0), False, DONE, FINISHED, False, ""),
+        (ExitStatus(0), True, DONE, FINISHED, False, ""),  # it was done before it heard
+        (ExitStatus(0), True, "", STOPPED, False, ""),
+        (ExitStatus(0), False, LEFT, STOPPED, False, ""),  # docker stop
+        (ExitStatus(0), False, DONE + LEFT, FINISHED, False, ""),
+        (ExitStatus(7), False, "runner: the launcher has gone: asked 2 ranks to stop, waiting",
+         STOPPED,
          False, ""),
-        (Ended(7), True, "", STOPPED, False, ""),
-        (Ended(7), False, ASKED + "runner: rank 0 exited with code 7\n", STOPPED, False,
+        (ExitStatus(7), True, "", STOPPED, False, ""),
+        (ExitStatus(7), False, ASKED + "runner: rank 0 exited with code 7\n", STOPPED, False,
          "rank 0 exited with code 7"),
-        (Ended(2), False, "", FAILED, False, ""),
-        (Ended(121), False, "", FAILED, False, ""),
-        (Ended(3), False, "", FAILED, True, ""),
-        (Ended(3), False, f"{ASKED_WHERE}{THREE}runner: rank 0 exited with code 1\n", FAILED, True,
+        (ExitStatus(2), False, "", FAILED, False, ""),
+        (ExitStatus(121), False, "", FAILED, False, ""),
+        (ExitStatus(3), False, "", FAILED, True, ""),
+        (ExitStatus(3), False, f"{ASKED_WHERE}{THREE}runner: rank 0 exited with code 1\n", FAILED,
+         True,
          "rank 1 exited with code 3"),
-        (Ended(1), False, f"OSError: [Errno 28] No space left on device\n{THREE}", FAILED, True,
+        (ExitStatus(1), False, f"OSError: [Errno 28] No space left on device\n{THREE}", FAILED,
+         True,
          "a disk is full"),
-        (Ended(137), True, "", STOPPED, False, ""),
-        (Ended(137), False, "", FAILED, True, "killed from outside, by SIGKILL"),
-        (Ended(137), False, f"step 3 of{RANK_KILLED}\n", FAILED, True,
+        (ExitStatus(137), True, "", STOPPED, False, ""),
+        (ExitStatus(137), False, "", FAILED, True, "killed from outside, by SIGKILL"),
+        (ExitStatus(137), False, f"step 3 of{RANK_KILLED}\n", FAILED, True,
          "rank 1 was killed by signal 9 (SIGKILL), exit code 137"),
-        (Ended(137), False, ASKED + "runner: killing rank 0, 1: grace period over\n", STOPPED,
+        (ExitStatus(137), False, ASKED + "runner: killing rank 0, 1: grace period over\n", STOPPED,
          False, "killing rank 0, 1: grace period over"),
-        (Ended(137, Cause.MEMORY), False, "", FAILED, True, LIMIT),
-        (Ended(137, Cause.MEMORY), False, f"{RANK_KILLED}\n", FAILED, True, LIMIT),
-        (Ended(137, Cause.MEMORY), False, f"{RANK_KILLED}: out of memory (the machine's memory)\n",
+        (ExitStatus(137, EndCause.MEMORY), False, "", FAILED, True, LIMIT),
+        (ExitStatus(137, EndCause.MEMORY), False, f"{RANK_KILLED}\n", FAILED, True, LIMIT),
+        (ExitStatus(137, EndCause.MEMORY), False,
+         f"{RANK_KILLED}: out of memory (the machine's memory)\n",
          FAILED, True,
          f"{RANK_KILLED.removeprefix('runner: ')}: out of memory (the machine's memory)"),
-        (Ended(137, Cause.REMOVED), False, "", FAILED, False, "it was removed from outside"),
-        (Ended(137, Cause.REMOVED), True, "", STOPPED, False, "it was removed from outside"),
-        (Ended(137, Cause.ENGINE), False, "", FAILED, True, UNDER),
-        (Ended(0, Cause.ENGINE), False, ASKED + LEFT, FAILED, True, UNDER),
-        (Ended(0, Cause.ENGINE), False, DONE, FINISHED, False, UNDER),
-        (Ended(0, Cause.ENGINE), True, ASKED + LEFT, STOPPED, False, UNDER),
-        (Ended(143, Cause.ENGINE), False, "", FAILED, True, UNDER),
+        (ExitStatus(137, EndCause.REMOVED), False, "", FAILED, False,
+         "it was removed from outside"),
+        (ExitStatus(137, EndCause.REMOVED), True, "", STOPPED, False,
+         "it was removed from outside"),
+        (ExitStatus(137, EndCause.ENGINE), False, "", FAILED, True, UNDER),
+        (ExitStatus(0, EndCause.ENGINE), False, ASKED + LEFT, FAILED, True, UNDER),
+        (ExitStatus(0, EndCause.ENGINE), False, DONE, FINISHED, False, UNDER),
+        (ExitStatus(0, EndCause.ENGINE), True, ASKED + LEFT, STOPPED, False, UNDER),
+        (ExitStatus(143, EndCause.ENGINE), False, "", FAILED, True, UNDER),
     ],
 )  # fmt: skip
 def test_what_became_of_it(
-    ended: Ended, asked: bool, tail: str, outcome: Outcome, restart: bool, reason: str
+    ended: ExitStatus, asked: bool, tail: str, outcome: Outcome, restart: bool, reason: str
 ) -> None:
     found = Ending(ended, asked, tail)
     assert (found.outcome, found.may_restart) == (outcome, restart)
@@ -273,7 +279,7 @@ def test_what_became_of_it(
 )
 def test_a_run_that_a_signal_stopped_is_not_finished(tail: str, code: int) -> None:
     """A rank that got SIGTERM by itself ended the run with 0, as if it had been done."""
-    found = Ending(Ended(0), asked=False, tail=tail)
+    found = Ending(ExitStatus(0), asked=False, tail=tail)
     assert (found.code, found.outcome) == (code, STOPPED if code else FINISHED)
     assert not found.may_restart
 
@@ -284,13 +290,13 @@ def test_the_newest_checkpoint_is_named_with_how_to_go_on() -> None:
         "AssertionError: OptimizerParamScheduler: class input value 5e-05 and checkpointvalue "
         "0.0001 for learning rate do not match\nrunner: rank 0 exited with code 1\n"
     )
-    saved = Checkpoint(40, Path("/saves/iter_0000040"))
-    assert describe(Ending(Ended(0), True, ""), "0a1b", saved, "/save") == [
+    saved = CheckpointFolder(40, Path("/saves/iter_0000040"))
+    assert describe(Ending(ExitStatus(0), True, ""), "0a1b", saved, "/save") == [
         "run 0a1b stopped, exit code 0",
         "newest complete checkpoint: /saves/iter_0000040 (iteration 40)",
         "to go on: launcher resume 0a1b",
     ]
-    *_, last = describe(Ending(Ended(1), False, said), "0a1b", saved, "/save")
+    *_, last = describe(Ending(ExitStatus(1), False, said), "0a1b", saved, "/save")
     command, _, setting = last.partition(" --set ")
     assert command == "to go on: launcher resume 0a1b"
     config, _ = source.load("gpt2", [source.parse_set(setting)])
@@ -307,10 +313,10 @@ def test_the_newest_checkpoint_is_named_with_how_to_go_on() -> None:
     ],
 )
 def test_the_exit_code_is_told_once(code: int, tail: str, first: str) -> None:
-    ending = Ending(Ended(code), False, tail)
+    ending = Ending(ExitStatus(code), False, tail)
     assert describe(ending, "0a1b", None, "") == [first]
     assert describe(ending, "0a1b", None, "/save") == [first, "it saved no complete checkpoint"]
-    assert describe(Ending(Ended(0), False, DONE), "0a1b", None, "/save") == []
+    assert describe(Ending(ExitStatus(0), False, DONE), "0a1b", None, "/save") == []
 
 
 @pytest.fixture
@@ -323,14 +329,18 @@ def kept(runs: Path) -> Path:
 @pytest.mark.parametrize(
     ("found", "signals", "by"),
     [
-        (Ending(Ended(0), False, ""), [], "itself"),
-        (Ending(Ended(3), False, ""), [], "itself"),
-        (Ending(Ended(0), True, ""), ["SIGINT"], "the launcher, on SIGINT"),
-        (Ending(Ended(137), True, ""), ["SIGINT", "SIGTERM"], "the launcher, on SIGINT, SIGTERM"),
-        (Ending(Ended(0), True, ""), [], "launcher stop"),
-        (Ending(Ended(0), False, ASKED), [], "somebody outside"),
-        (Ending(Ended(137, Cause.REMOVED), False, ""), [], "removed from outside"),
-        (Ending(Ended(137, Cause.MEMORY), False, ""), ["SIGINT"], "out of memory"),
+        (Ending(ExitStatus(0), False, ""), [], "itself"),
+        (Ending(ExitStatus(3), False, ""), [], "itself"),
+        (Ending(ExitStatus(0), True, ""), ["SIGINT"], "the launcher, on SIGINT"),
+        (
+            Ending(ExitStatus(137), True, ""),
+            ["SIGINT", "SIGTERM"],
+            "the launcher, on SIGINT, SIGTERM",
+        ),
+        (Ending(ExitStatus(0), True, ""), [], "launcher stop"),
+        (Ending(ExitStatus(0), False, ASKED), [], "somebody outside"),
+        (Ending(ExitStatus(137, EndCause.REMOVED), False, ""), [], "removed from outside"),
+        (Ending(ExitStatus(137, EndCause.MEMORY), False, ""), ["SIGINT"], "out of memory"),
     ],
 )
 def test_who_ended_it(kept: Path, found: Ending, signals: list[str], by: str) -> None:
@@ -339,14 +349,16 @@ def test_who_ended_it(kept: Path, found: Ending, signals: list[str], by: str) ->
 
 
 def test_endings_come_back_in_their_order_with_what_was_saved(kept: Path) -> None:
-    saved = Checkpoint(20, Path("/ck/iter_0000020"))
-    ending.keep(RUN, 0, Ending(Ended(1), False, "runner: rank 1 exited with code 1\n"), [], saved)
-    ending.keep(RUN, 1, Ending(Ended(0), False, ""), [], None)
+    saved = CheckpointFolder(20, Path("/ck/iter_0000020"))
+    ending.keep(
+        RUN, 0, Ending(ExitStatus(1), False, "runner: rank 1 exited with code 1\n"), [], saved
+    )
+    ending.keep(RUN, 1, Ending(ExitStatus(0), False, ""), [], None)
     with (kept / record.ENDINGS).open("a") as file:
         file.write('{"attempt": 2, "out')
     first, second = record.read_lines(kept / record.ENDINGS)
     assert (first["outcome"], first["code"], first["iteration"]) == ("failed", 1, 20)
     assert first["reason"] == "rank 1 exited with code 1"
     assert (second["attempt"], second["outcome"], second["checkpoint"]) == (1, "finished", None)
-    ending.keep("ffffffff", 0, Ending(Ended(0), False, ""), [], None)  # it has no record
+    ending.keep("ffffffff", 0, Ending(ExitStatus(0), False, ""), [], None)  # it has no record
     assert not (kept.parent / "ffffffff").exists()

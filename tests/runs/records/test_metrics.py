@@ -17,7 +17,14 @@ from hypothesis import strategies as st
 
 from launcher.runs.records import metrics
 from launcher.runs.records.alarms import FLAT, NAN, SPIKE, Detector
-from launcher.runs.records.metrics import Found, Memory, Step, Validation, as_record, parse_all
+from launcher.runs.records.metrics import (
+    Found,
+    MemoryUse,
+    TrainingStep,
+    Validation,
+    as_record,
+    parse_all,
+)
 from launcher.runs.records.throughput import Rates
 from launcher.trainer.gpt import log
 
@@ -42,7 +49,7 @@ def as_printed(value: float) -> float:
 
 
 @st.composite
-def steps(draw: st.DrawFn) -> tuple[str, Step]:
+def steps(draw: st.DrawFn) -> tuple[str, TrainingStep]:
     """A line of Megatron's 0.8 to 0.16, and what it says; names are those of the sample log."""
     often = {name: LOSS if "loss" in field else REAL for name, field in metrics.STEP.items()}
     always = {name: often.pop(name) for name in ("elapsed time per iteration (ms)",)}
@@ -56,7 +63,7 @@ def steps(draw: st.DrawFn) -> tuple[str, Step]:
     line = f" [{time}{fraction}] iteration {iteration:8d}/{of:8d} |"
     line += "".join(f" {name}: {value:12d} |" for name, value in counts.items())
     line += "".join(f" {name}: {value:.6E} |" for name, value in (fields | losses).items())
-    return line, Step(iteration, of, time=time, losses=losses, **known)
+    return line, TrainingStep(iteration, of, time=time, losses=losses, **known)
 
 
 @st.composite
@@ -79,9 +86,9 @@ def validations(draw: st.DrawFn) -> tuple[str, Validation]:
 
 
 @st.composite
-def memories(draw: st.DrawFn) -> tuple[str, Memory]:
+def memories(draw: st.DrawFn) -> tuple[str, MemoryUse]:
     sizes = [round(draw(st.floats(0, 1e6)), 2) for _ in range(4)]
-    found = Memory(draw(st.integers(0, 9999)), draw(st.integers(1, 10**6)), *sizes)
+    found = MemoryUse(draw(st.integers(0, 9999)), draw(st.integers(1, 10**6)), *sizes)
     return (
         f"[Rank {found.rank}] (after {found.iteration} iterations) memory (MB)"
         f" | allocated: {sizes[0]} | max allocated: {sizes[1]}"
@@ -124,7 +131,7 @@ def test_records_written_into_one_line_are_all_read(records: list[tuple[str, Fou
 
 @given(steps())
 @settings(max_examples=20)
-def test_a_line_that_was_cut_says_nothing_that_it_did_not(record: tuple[str, Step]) -> None:
+def test_a_line_that_was_cut_says_nothing_that_it_did_not(record: tuple[str, TrainingStep]) -> None:
     line, whole = record
     expected = {name: repr(value) for name, value in _flat(whole).items()}
     for cut in range(len(line)):
@@ -147,7 +154,7 @@ def test_numbers_longer_than_any_count_are_none(long: str) -> None:
     ms = "elapsed time per iteration (ms): 1.0"
     assert parse(f"iteration {long}/10 | {ms} |") is None
     assert parse(f"iteration 1/{long} | {ms} |") is None
-    assert parse(f"iteration 1/10 | {ms} | global batch size: {long} |") == Step(1, 10, 1.0)
+    assert parse(f"iteration 1/10 | {ms} | global batch size: {long} |") == TrainingStep(1, 10, 1.0)
     assert parse(f"validation loss at iteration {long} | lm loss value: 1.0 |") is None
     assert parse(f"[Rank {long}] (after 1 iterations) memory (MB) | reserved: 1.0") is None
     assert metrics.padded_vocabulary(f"padded vocab (size: 1) with 1 (new size: {long})") is None
@@ -159,16 +166,17 @@ def test_the_sample_log() -> None:
         coloured = re.sub(r"([0-9.]+)", "\x1b[1;31m\\1\x1b[0m", one)
         assert repr(parse_all(coloured)) == repr(parse_all(one))
     assert [type(each).__name__ for each in found if each] == [
-        *("Step", "Memory", "Memory", "Step", "Validation", "Step", "Memory"),
+        *("TrainingStep", "MemoryUse", "MemoryUse", "TrainingStep", "Validation"),
+        *("TrainingStep", "MemoryUse"),
         *("Validation", "Validation", "Validation"),
     ]
-    last = [each for each in found if isinstance(each, Step)][-1]
+    last = [each for each in found if isinstance(each, TrainingStep)][-1]
     assert (last.losses, last.grad_norm) == (
         {"load_balancing_loss": 1.02, "mtp_1 loss": 10.11},
         math.inf,
     )
     assert (last.power_w, last.energy_j, last.skipped_samples) == (304.4, 240.5, 16)
-    saving = [each for each in found if isinstance(each, Memory)][-1]
+    saving = [each for each in found if isinstance(each, MemoryUse)][-1]
     assert (saving.iteration, saving.device_mib) == (22, 2301.06)
     several = [each for each in found if isinstance(each, Validation)][1]
     assert (several.dataset, several.losses) == (1, {"sop loss": 0.7})
@@ -221,7 +229,9 @@ def test_a_record_has_the_documented_keys() -> None:
 
 
 def test_what_is_no_number_is_null_and_named() -> None:
-    step = Step(1, 2, 3.0, loss=math.nan, grad_norm=math.inf, losses={"mtp_1 loss": -math.inf})
+    step = TrainingStep(
+        1, 2, 3.0, loss=math.nan, grad_norm=math.inf, losses={"mtp_1 loss": -math.inf}
+    )
     record = as_record(step, 0)
     assert json.loads(json.dumps(record, allow_nan=False)) == record
     assert (record["loss"], record["grad_norm"], record["losses.mtp_1 loss"]) == (None, None, None)
@@ -240,24 +250,24 @@ def test_our_own_lines_are_read(loss: float | None, grad_norm: float | None) -> 
         milliseconds=12.34, learning_rate=1e-4, global_batch_size=16, loss=loss, loss_scale=1.0,
         grad_norm=grad_norm, skipped=0, nan=0,
     ))  # fmt: skip
-    assert isinstance(found, Step)
+    assert isinstance(found, TrainingStep)
     assert (found.iteration, found.samples, found.ms_per_step) == (50, 800, 12.3)
     assert (found.loss, found.grad_norm) == (loss, grad_norm)
     found = parse(log.validation_line(50, 8.88954))
     assert found == Validation(50, loss=8.88954, perplexity=7255.681)
 
 
-def step(iteration: int, loss: float | None, **more: Any) -> Step:
-    return Step(iteration, 1000, 10.0, loss=loss, **more)
+def step(iteration: int, loss: float | None, **more: Any) -> TrainingStep:
+    return TrainingStep(iteration, 1000, 10.0, loss=loss, **more)
 
 
-def alarms(steps: Iterable[Step]) -> list[tuple[int, str]]:
+def alarms(steps: Iterable[TrainingStep]) -> list[tuple[int, str]]:
     """Iterations and kinds, with the run file's defaults."""
     detector = Detector(50, 8.0)
     return [(one.iteration, one.kind) for each in steps for one in detector.judge(each)]
 
 
-def well(seed: int, lines: int, noise: float = 0.02, ends: float = 2.0) -> list[Step]:
+def well(seed: int, lines: int, noise: float = 0.02, ends: float = 2.0) -> list[TrainingStep]:
     """A loss that falls from 10.8, as noisy as a small batch's, and its gradient's norm.
 
     The norm begins high, and a fifth of it is noise.

@@ -26,7 +26,7 @@ from launcher.runs.plan.plan import Plan
 from launcher.runs.records import owner, provenance, record
 from launcher.runs.records.record import Record
 from launcher.runs.runfile.config import RunConfig
-from launcher.runs.runfile.source import Asked, Origin
+from launcher.runs.runfile.source import Origin, RunRequest
 
 SECRETS = {
     "env": {"API_KEY": "se cret", "HF_TOKEN": None, "DEBUG": True, "LEVEL": 3},
@@ -36,17 +36,19 @@ PROXY = "http://user:se-cret@proxy:80"
 REST = ("--hf-token", "se cret", "--api-key=se cret", "--seed", "7")
 
 
-def asked(rest: tuple[str, ...] = (), **sections: Any) -> Asked:
+def asked(rest: tuple[str, ...] = (), **sections: Any) -> RunRequest:
     values: dict[str, Any] = {"name": "a", "image": "cpu", "gpus": 0, "data": {"mock": True}}
     config = RunConfig.model_validate(values | sections)
-    return Asked(config, Origin("run.yaml", {}, {}), "/home/user/work", rest)
+    return RunRequest(config, Origin("run.yaml", {}, {}), "/home/user/work", rest)
 
 
 @pytest.fixture
 def keep(plan: Callable[..., Plan], runs: Path) -> Callable[..., Record]:
     """Keeps the record of what is asked for."""
 
-    def keep(wanted: Asked, run: str = "0a1b2c3d", name: str = "a", created: str = "") -> Record:
+    def keep(
+        wanted: RunRequest, run: str = "0a1b2c3d", name: str = "a", created: str = ""
+    ) -> Record:
         created_at = ("megatron-launchpad.created", created)
         labels = (created_at, ("megatron-launchpad.payload", "a1" * 16))
         started = replace(plan("gpt2-tiny.yaml"), run=run, name=name, labels=labels)
@@ -220,7 +222,7 @@ def made(tmp_path: Path, plan: Callable[..., Plan]) -> Callable[..., dict[str, A
         )
         started = replace(plan("gpt2-tiny.yaml"), mounts=mounts)
         values = {"name": "a", "image": "cpu", "gpus": 0, "env": {"API_KEY": "se cret"}}
-        asked = Asked(RunConfig.model_validate(values), Origin("a", {}, {}), str(tmp_path))
+        asked = RunRequest(RunConfig.model_validate(values), Origin("a", {}, {}), str(tmp_path))
         cards = tuple(Gpu(n, "", name, 0, 0, None, "550") for n, name in enumerate(gpus))
         return provenance.facts_of(started, asked, BACKEND, Machine(gpus=cards))
 
@@ -298,7 +300,7 @@ def test_a_checkout_that_git_refuses_and_a_file_that_only_the_run_may_read_are_n
     assert sorted(told) == ["modified", "size"]
     (tmp_path / "checkout/.git").mkdir(parents=True)  # a broken one
     values = {"name": "a", "image": "cpu", "source": "checkout"}
-    asked = Asked(RunConfig.model_validate(values), Origin("a", {}, {}), str(tmp_path))
+    asked = RunRequest(RunConfig.model_validate(values), Origin("a", {}, {}), str(tmp_path))
     assert provenance._revision(asked) == "unversioned"
 
 

@@ -18,16 +18,16 @@ from hypothesis import strategies as st
 from matplotlib.image import imread
 
 from launcher import cli
-from launcher.agent.checkpoints.folders import Checkpoint
+from launcher.agent.checkpoints.folders import CheckpointFolder
 from launcher.base import install
 from launcher.base.errors import UsageError
 from launcher.base.settings import Settings, settings
 from launcher.cli import main
-from launcher.runs.plan.image import Facts
-from launcher.runs.plan.job import Ended, Lost
+from launcher.runs.plan.image import ImageFacts
+from launcher.runs.plan.job import ConnectionLost, ExitStatus
 from launcher.runs.records import ending, metrics, owner, plot, record, repeat, runs
 from launcher.runs.records.ending import Ending
-from launcher.runs.records.metrics import Found, Memory, Step, Validation
+from launcher.runs.records.metrics import Found, MemoryUse, TrainingStep, Validation
 from launcher.runs.records.record import METRICS, Record
 from launcher.runs.records.throughput import Rates
 from launcher.runs.runfile.config import RunConfig
@@ -92,7 +92,7 @@ def engine(now: str, *there: str, contained: bool = True) -> Any:
     return SimpleNamespace(
         contained=contained,
         identity=lambda image: {"name": image, "id": {"megatron:cpu": now}[image]},
-        facts=lambda image: Facts() if image in there else None,
+        facts=lambda image: ImageFacts() if image in there else None,
     )
 
 
@@ -134,28 +134,28 @@ def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         created = (NOW - timedelta(days=10 * age)).isoformat()
         name = "gpt2" if age % 2 else "demo"
         record.write(Record(run, name, created, "docker", "/", "a.yaml", {}, (), 1))
-    ending.keep(IDS[1], 0, Ending(Ended(0), False, ""), [], None)
-    ending.keep(IDS[2], 0, Ending(Ended(0), False, ""), [], None)
-    ending.keep(IDS[2], 1, Ending(Ended(7), False, ""), [], None)
+    ending.keep(IDS[1], 0, Ending(ExitStatus(0), False, ""), [], None)
+    ending.keep(IDS[2], 0, Ending(ExitStatus(0), False, ""), [], None)
+    ending.keep(IDS[2], 1, Ending(ExitStatus(7), False, ""), [], None)
     metrics = [{"kind": "step", "iteration": n, "loss": n / 2} for n in range(1, 4)]
     lines = "".join(json.dumps(one) + "\n" for one in [*metrics, {"kind": "validation"}])
     (tmp_path / IDS[1] / record.METRICS).write_text(lines + '{"kind": "st')
     return tmp_path
 
 
-def job(run: str, ended: Ended | None = None, state: str = "running") -> Any:
+def job(run: str, ended: ExitStatus | None = None, state: str = "running") -> Any:
     return SimpleNamespace(run=run, ended=lambda: ended, state=lambda: state)
 
 
 def lost(run: str) -> Any:
     def ended() -> None:
-        raise Lost("gone")
+        raise ConnectionLost("gone")
 
     return SimpleNamespace(run=run, ended=ended)
 
 
 def known() -> list[runs.Run]:
-    return runs.known([job(IDS[0]), job(IDS[3], Ended(0)), lost(IDS[3])])
+    return runs.known([job(IDS[0]), job(IDS[3], ExitStatus(0)), lost(IDS[3])])
 
 
 def test_each_run_has_its_state_its_code_and_its_last_step(kept: Path) -> None:
@@ -258,8 +258,8 @@ def test_the_iteration_is_the_newest_that_was_logged_or_saved(
 ) -> None:
     """It was 50, the last one logged, of a run that saved 59."""
     (kept / IDS[1] / record.ENDINGS).unlink()
-    newest = Checkpoint(saved, kept) if saved else None
-    ending.keep(IDS[1], 0, Ending(Ended(143), True, ""), [], newest)
+    newest = CheckpointFolder(saved, kept) if saved else None
+    ending.keep(IDS[1], 0, Ending(ExitStatus(143), True, ""), [], newest)
     assert (known()[1].state, known()[1].iteration) == ("stopped", told)
 
 
@@ -374,8 +374,8 @@ def records(*told: tuple[int, Found]) -> list[dict[str, Any]]:
     return [metrics.as_record(found, attempt) for attempt, found in told]
 
 
-def step(iteration: int, loss: float | None, ms: float = 100.0, batch: int = 8) -> Step:
-    return Step(iteration, 100, ms, loss=loss, global_batch_size=batch)
+def step(iteration: int, loss: float | None, ms: float = 100.0, batch: int = 8) -> TrainingStep:
+    return TrainingStep(iteration, 100, ms, loss=loss, global_batch_size=batch)
 
 
 def test_what_a_curve_is_made_of_where_two_attempts_overlap() -> None:
@@ -395,7 +395,12 @@ def test_what_a_curve_is_made_of_where_two_attempts_overlap() -> None:
     found = plot.curves(
         "a",
         records(
-            *((0, Memory(0, 1, 5.0)), (0, step(1, None)), (0, step(2, nan)), (0, step(3, 2.0, 50))),
+            *(
+                (0, MemoryUse(0, 1, 5.0)),
+                (0, step(1, None)),
+                (0, step(2, nan)),
+                (0, step(3, 2.0, 50)),
+            ),
             (0, Validation(3, loss=2.1)),
             (0, Validation(3, dataset=1, loss=9.0)),
             (0, Validation(3, split="test", loss=9.0)),

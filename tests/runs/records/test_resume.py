@@ -207,7 +207,7 @@ def test_sizes_that_were_set_are_kept_or_refused() -> None:
     assert found.config.parallel.num_layers_per_virtual_pipeline_stage is None
     was = RunConfig.model_validate(GIVEN | {"program": "./own.py"})  # which is told nothing
     assert resume.on_processes(was, 1, 4).config == was
-    assert resume.on_processes(was, 2, 2) == resume.Resumed(was, ())
+    assert resume.on_processes(was, 2, 2) == resume.Resumption(was, ())
 
 
 SPLIT = "weights and optimizer are divided anew; random states are not carried over"

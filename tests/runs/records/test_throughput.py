@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from launcher.runs.plan.model import Shape
-from launcher.runs.records.throughput import Step, peak, rates, step_of
+from launcher.runs.records.throughput import StepWork, peak, rates, step_of
 from tests.plans import Planner
 
-GPT2 = Step(
+GPT2 = StepWork(
     Shape(
         layers=12, hidden=768, ffn=3072, heads=12, groups=12, head=64, sequence=512,
         vocabulary=50304,

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from launcher.runs.follow.listen import listening
 from launcher.runs.records import record, watch
-from launcher.runs.records.metrics import Step
-from launcher.runs.records.watch import Speed, Watch
+from launcher.runs.records.metrics import TrainingStep
+from launcher.runs.records.watch import RecordWatch, Speed
 from tests.disks import limited
 
 PLAN: dict[str, Any] = {
@@ -52,7 +52,7 @@ def test_whatever_the_pieces_the_log_is_whole_and_each_metric_is_kept_once(
 ) -> None:
     for name in (watch.LOG, watch.METRICS):
         (tmp_path / name).unlink(missing_ok=True)
-    with Watch(tmp_path, 0) as watching:
+    with RecordWatch(tmp_path, 0) as watching:
         for is_error, line in lines:
             cut = data.draw(st.integers(0, len(line)))
             for piece in (line[:cut], line[cut:]):
@@ -65,17 +65,17 @@ def test_whatever_the_pieces_the_log_is_whole_and_each_metric_is_kept_once(
 
 
 def test_a_step_has_its_speed_by_the_plan_and_the_batch_of_its_own_line(tmp_path: Path) -> None:
-    with Watch(tmp_path, 0, speed=Speed(PLAN, None)) as watching:
+    with RecordWatch(tmp_path, 0, speed=Speed(PLAN, None)) as watching:
         watching.add(step(10) + step(20, batch=16), is_error=False)
     slow, fast = kept(tmp_path)
     assert slow["tokens_per_s"] == 8 * 32 / 0.1
     assert fast["tokens_per_s"] == 2 * slow["tokens_per_s"]
     assert "mfu" not in slow  # which needs a GPU that is known
-    with Watch(tmp_path, 0):  # as where the engine's log driver gives none back
+    with RecordWatch(tmp_path, 0):  # as where the engine's log driver gives none back
         pass
     assert (tmp_path / watch.LOG).read_bytes() == step(10) + step(20, batch=16)
     assert kept(tmp_path) == [slow, fast]
-    speed, step_of = Speed(PLAN, None), Step(10, 100, 100.0, global_batch_size=8)
+    speed, step_of = Speed(PLAN, None), TrainingStep(10, 100, 100.0, global_batch_size=8)
     before = speed.rates_of(step_of)
     speed.read_vocabulary(" > padded vocab (size: 50257) with 175 dummy tokens (new size: 50432)")
     after = speed.rates_of(step_of)
@@ -97,13 +97,13 @@ def test_the_share_of_the_peak_is_of_gpus_that_are_all_the_same(
 
 
 def test_what_is_seen_again_from_its_beginning_replaces_what_was_kept(tmp_path: Path) -> None:
-    with Watch(tmp_path, 0) as first:
+    with RecordWatch(tmp_path, 0) as first:
         first.add(step(10, loss=9.0), is_error=False)
-    with Watch(tmp_path, 1) as second:
+    with RecordWatch(tmp_path, 1) as second:
         second.add(step(20), is_error=False)
     with (tmp_path / watch.METRICS).open("a") as file:
         file.write("[]\n\ufffd\n" + '{"kind": "step", "att')  # a launcher was killed as it wrote
-    with Watch(tmp_path, 1) as again:
+    with RecordWatch(tmp_path, 1) as again:
         again.add(step(20) + step(30), is_error=False)
     found = [(record["attempt"], record["iteration"]) for record in kept(tmp_path)]
     assert found == [(0, 10), (1, 20), (1, 30)]
@@ -114,7 +114,7 @@ def test_what_is_seen_again_from_its_beginning_replaces_what_was_kept(tmp_path: 
 def test_a_folder_that_takes_nothing_is_told_of_once(tmp_path: Path) -> None:
     (tmp_path / watch.LOG).mkdir()
     told, seen = list[str](), list[object]()
-    with Watch(tmp_path, 0, tell=told.append, seen=lambda f, r: seen.append(f)) as watching:
+    with RecordWatch(tmp_path, 0, tell=told.append, seen=lambda f, r: seen.append(f)) as watching:
         watching.add(step(10), is_error=False)
         watching.add(step(20), is_error=False)
     assert len(told) == 1
@@ -127,7 +127,7 @@ def test_a_full_disk_is_said_once_and_what_comes_when_there_is_room_again_is_kep
 ) -> None:
     """The log and the metrics ended for good with the first line that didn't fit."""
     told = list[str]()
-    with Watch(tmp_path, 0, tell=told.append) as watching:
+    with RecordWatch(tmp_path, 0, tell=told.append) as watching:
         watching.add(step(10), is_error=False)
         with limited(len(step(10)) + 9):
             for iteration in (20, 30):
@@ -152,7 +152,7 @@ def test_nobody_listens_where_the_record_was_removed(
 
 
 def test_a_line_without_an_end_does_not_grow_in_memory(tmp_path: Path) -> None:
-    with Watch(tmp_path, 0) as watching:
+    with RecordWatch(tmp_path, 0) as watching:
         for _ in range(40):
             watching.add(b"x" * (1 << 14), is_error=False)
         assert len(watching.begun[False]) == watch.LONGEST_LINE

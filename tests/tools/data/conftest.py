@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 from launcher.tools.data import tokenizers
-from launcher.tools.data.tokenizers import Chosen
+from launcher.tools.data.tokenizers import TokenizerChoice
 
 
 @pytest.fixture(scope="session")
 def gpt2() -> tokenizers.Tokenizer:
     """GPT-2's own."""
-    return tokenizers.load_tokenizer(Chosen())
+    return tokenizers.load_tokenizer(TokenizerChoice())
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from launcher import cli
 from launcher.base.errors import UsageError
-from launcher.runs.datasets.indexed import Output
+from launcher.runs.datasets.indexed import IndexedOutput
 from launcher.runs.datasets.output import publish
 from launcher.tools.data import contents
 from launcher.tools.data.faults import DataError
@@ -29,7 +29,7 @@ DOCUMENTS = st.lists(
 
 
 def write(prefix: Path, found: Documents, kind: np.dtype[np.generic] = TWO) -> Path:
-    output = Output(prefix, kind.itemsize)
+    output = IndexedOutput(prefix, kind.itemsize)
     for document in found:
         texts = [np.array(text, np.uint32) for text in document]
         made = laid_out(texts, [len(texts)], kind, None)

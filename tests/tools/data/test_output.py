@@ -24,7 +24,7 @@ from launcher.tools.data import bar, tables
 from launcher.tools.data.bar import Bar
 from launcher.tools.data.convert import convert
 from launcher.tools.data.faults import DataError, excerpt
-from launcher.tools.data.ledger import Done, Leniency
+from launcher.tools.data.ledger import JobState, Leniency
 from launcher.tools.data.records import Block, documents
 from launcher.tools.data.sources import Reading
 from tests.tools.data.conftest import documents as documents_of
@@ -66,7 +66,7 @@ def test_a_file_system_without_locks_is_written_and_a_broken_or_open_one_is_not(
         alone([tmp_path / "b"], stack)
     monkeypatch.undo()
     tmp_path.chmod(0o777)
-    with ExitStack() as stack, pytest.raises(files.Refused, match="everybody"):
+    with ExitStack() as stack, pytest.raises(files.ForeignFileError, match="everybody"):
         alone([tmp_path / "c"], stack)
 
 
@@ -94,11 +94,11 @@ def test_the_token_width_follows_the_vocabulary(tmp_path: Path, vocabulary: int,
     assert (tmp_path / "d.bin").stat().st_size == 4 * size
     assert read(tmp_path / "d") == found
     code = {2: indexed.UINT16_CODE}.get(size, indexed.read_index(tmp_path / "d").code)
-    assert indexed.read_index(tmp_path / "d") == indexed.Index(3, 3, 4, code)
+    assert indexed.read_index(tmp_path / "d") == indexed.DatasetIndex(3, 3, 4, code)
 
 
 def damaged(prefix: Path) -> str:
-    with pytest.raises(indexed.Damaged) as caught:
+    with pytest.raises(indexed.DamagedDataset) as caught:
         indexed.read_filled_index(prefix)
     return str(caught.value)
 
@@ -144,7 +144,7 @@ def test_nothing_is_no_data(tmp_path: Path) -> None:
 SKIP = Leniency(skip=True)
 
 
-def run(*inputs: Path, to: Path, leniency: Leniency = SKIP) -> Done:
+def run(*inputs: Path, to: Path, leniency: Leniency = SKIP) -> JobState:
     return convert([*map(str, inputs)], to, Reading(), leniency, lambda done: None)
 
 
@@ -221,7 +221,7 @@ def test_only_spaces_and_tabs_are_an_empty_line(other: bytes) -> None:
     found = documents(Block(lines=b" \t\n" + other + b"\n", plain=True), ("text",), None)
     assert (found.blank, found.texts) == (1, [[other.decode()]])
     for unit in ("line", "paragraph", "file"):
-        text = tables.Lines("", io.StringIO(f" \t\n\n{other.decode()}\n"), 99)
+        text = tables.TextLines("", io.StringIO(f" \t\n\n{other.decode()}\n"), 99)
         rows = [row for _, row in tables.units(text, unit)]
         assert rows == [[" \t\n\n" * (unit == "file") + other.decode() + "\n" * (unit == "file")]]
 
@@ -246,9 +246,9 @@ def test_piped_lines_have_a_speed_and_the_time_left(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(bar, "time", SimpleNamespace(monotonic=lambda: next(clock)))
     stream = io.StringIO()
     report = Bar(stream)
-    report(Done(read=1, size=4))  # too early to be told
-    report(Done(read=30_000_000, size=120_000_000, documents=500))
-    report.end(Done(read=120_000_000, size=120_000_000, documents=2000), ["a.bin"])
+    report(JobState(read=1, size=4))  # too early to be told
+    report(JobState(read=30_000_000, size=120_000_000, documents=500))
+    report.end(JobState(read=120_000_000, size=120_000_000, documents=2000), ["a.bin"])
     working, done = (json.loads(line) for line in stream.getvalue().splitlines())
     assert (working["state"], working["seconds"]) == ("working", 10)
     assert (working["documents_per_s"], working["mb_per_s"], working["eta_s"]) == (50, 3, 30)
@@ -267,7 +267,7 @@ def test_an_error_has_a_line_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None
 
     def job() -> None:
         with Bar(stream) as report:
-            report(Done(documents=5))
+            report(JobState(documents=5))
             raise DataError("a bad line")
 
     with pytest.raises(DataError):
@@ -275,7 +275,7 @@ def test_an_error_has_a_line_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None
     assert "5 documents" in stream.getvalue()
     assert stream.getvalue().endswith("\r\x1b[K")
     with Bar(stream) as report:
-        report.end(Done(documents=5), ["a.bin"])
+        report.end(JobState(documents=5), ["a.bin"])
     assert stream.getvalue().endswith("  a.bin\n")  # what was made stays
 
 
@@ -288,6 +288,6 @@ def test_what_is_left_is_told_where_it_is_known(
     clock = iter([0.0, 10.0])
     monkeypatch.setattr(bar, "time", SimpleNamespace(monotonic=lambda: next(clock)))
     stream = io.StringIO()
-    Bar(stream)(Done(read=read, size=size))
+    Bar(stream)(JobState(read=read, size=size))
     assert json.loads(stream.getvalue())["eta_s"] == left
-    assert (" left" in bar.line(Done(read=read, size=size), 10.0)) == (left is not None)
+    assert (" left" in bar.line(JobState(read=read, size=size), 10.0)) == (left is not None)

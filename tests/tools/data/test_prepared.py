@@ -11,10 +11,10 @@ import pytest
 
 from launcher.base.errors import UsageError
 from launcher.tools.data.faults import DataError
-from launcher.tools.data.ledger import Done
+from launcher.tools.data.ledger import JobState
 from launcher.tools.data.prepared import prepared
 from launcher.tools.data.sources import Reading
-from launcher.tools.data.tokenizers import Chosen
+from launcher.tools.data.tokenizers import TokenizerChoice
 from tests.tools.data.conftest import documents
 
 pytestmark = pytest.mark.usefixtures("loaded")
@@ -25,11 +25,11 @@ class Jobs:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.done: list[Done] = []
+        self.done: list[JobState] = []
 
     def prepare(self, *texts: Path, **how: object) -> Path:
         reading = Reading(**how)
-        found = prepared([*map(str, texts)], self.folder, reading, Chosen(), workers=1)
+        found = prepared([*map(str, texts)], self.folder, reading, TokenizerChoice(), workers=1)
         done = found.make(lambda _: None)
         self.done += [done] if done else []
         return found.prefix
@@ -86,9 +86,9 @@ def test_a_pipe_and_a_text_without_documents_are_refused(jobs: Jobs, tmp_path: P
 
 
 def test_a_text_that_changes_meanwhile_is_not_kept(jobs: Jobs, text: Path) -> None:
-    found = prepared([str(text)], jobs.folder, Reading(), Chosen(), workers=1)
+    found = prepared([str(text)], jobs.folder, Reading(), TokenizerChoice(), workers=1)
 
-    def change(done: Done) -> None:
+    def change(done: JobState) -> None:
         text.write_text("Hello\n")
 
     with pytest.raises(DataError, match="changed while it was tokenized"):
@@ -106,7 +106,9 @@ def test_a_bad_record_is_left_out_by_another_command(jobs: Jobs, tmp_path: Path)
 
 
 def test_a_file_that_comes_later_is_not_read(jobs: Jobs, text: Path) -> None:
-    found = prepared([str(text.with_name("*.txt"))], jobs.folder, Reading(), Chosen(), workers=1)
+    found = prepared(
+        [str(text.with_name("*.txt"))], jobs.folder, Reading(), TokenizerChoice(), workers=1
+    )
     text.with_name("later.txt").write_text("Hello\n")
     found.make(lambda _: None)
     assert len(documents(found.prefix)) == 2
@@ -115,11 +117,11 @@ def test_a_file_that_comes_later_is_not_read(jobs: Jobs, text: Path) -> None:
 def test_another_launcher_that_tokenizes_it_is_waited_for(
     jobs: Jobs, text: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found = prepared([str(text)], jobs.folder, Reading(), Chosen(), workers=1)
-    second: list[Done | None] = []
+    found = prepared([str(text)], jobs.folder, Reading(), TokenizerChoice(), workers=1)
+    second: list[JobState | None] = []
     waiting = threading.Thread(target=lambda: second.append(found.make(lambda _: None)))
 
-    def meanwhile(done: Done) -> None:
+    def meanwhile(done: JobState) -> None:
         waiting.start()
         waiting.join(0.5)
         assert waiting.is_alive()

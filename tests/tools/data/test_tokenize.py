@@ -27,10 +27,10 @@ from launcher.base.unpack import packing
 from launcher.tools.data import sources, tokenize
 from launcher.tools.data.convert import convert
 from launcher.tools.data.faults import DataError
-from launcher.tools.data.ledger import Done, Leniency
+from launcher.tools.data.ledger import JobState, Leniency
 from launcher.tools.data.sources import Reading
-from launcher.tools.data.tokenize import Job
-from launcher.tools.data.tokenizers import Chosen, Tokenizer
+from launcher.tools.data.tokenize import TokenizeJob
+from launcher.tools.data.tokenizers import Tokenizer, TokenizerChoice
 from tests.tools.data.conftest import documents, write_jsonl
 
 END = 50256
@@ -39,12 +39,16 @@ SKIP = Leniency(skip=True)
 pytestmark = pytest.mark.usefixtures("loaded")
 
 
-def job(*inputs: Path | str, to: Path, keys: Sequence[str] = ("text",), **more: object) -> Job:
+def job(
+    *inputs: Path | str, to: Path, keys: Sequence[str] = ("text",), **more: object
+) -> TokenizeJob:
     reading = Reading(keys=tuple(keys), **more.pop("reading", {}))
-    return Job(tuple(map(str, inputs)), to, reading, Chosen(), append_eod=True, **more)
+    return TokenizeJob(
+        tuple(map(str, inputs)), to, reading, TokenizerChoice(), append_eod=True, **more
+    )
 
 
-def run(job: Job) -> Done:
+def run(job: TokenizeJob) -> JobState:
     return tokenize.run(job, lambda done: None)
 
 
@@ -235,7 +239,7 @@ def test_jobs_of_other_keys_dont_write_one_list(tmp_path: Path) -> None:
     source.write_text('{"a": "1", "b": "2"}\n')
     files.aside_path(tmp_path / "out.rejects.jsonl", "0" * 16).write_text("left")
 
-    def second(done: Done) -> None:
+    def second(done: JobState) -> None:
         with pytest.raises(UsageError, match=r"out\.rejects\.jsonl: another job writes"):
             run(job(source, to=tmp_path / "out", keys=("b",), leniency=SKIP))
         run(job(source, to=tmp_path / "out", keys=("b",)))

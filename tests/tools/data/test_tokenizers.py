@@ -30,8 +30,8 @@ from launcher.tools.data.faults import DataError
 from launcher.tools.data.ledger import Leniency
 from launcher.tools.data.prepared import prepared
 from launcher.tools.data.sources import Reading
-from launcher.tools.data.tokenize import Job
-from launcher.tools.data.tokenizers import Chosen, Tokenizer
+from launcher.tools.data.tokenize import TokenizeJob
+from launcher.tools.data.tokenizers import Tokenizer, TokenizerChoice
 from tests.tools.data import upstream
 from tests.tools.data.conftest import documents
 
@@ -112,7 +112,7 @@ def with_merges(folder: Path, merges: list[str]) -> tokenizers.Tokenizer:
     vocab, merge = folder / "vocab.json", folder / "merges.txt"
     vocab.write_text(json.dumps({name: number for number, name in enumerate(names)}))
     merge.write_text("".join(f"{line}\n" for line in ["#version: 0.2", *merges]))
-    return tokenizers.load_tokenizer(Chosen(vocab_file=vocab, merge_file=merge))
+    return tokenizers.load_tokenizer(TokenizerChoice(vocab_file=vocab, merge_file=merge))
 
 
 @pytest.mark.parametrize("size", range(14, 52))
@@ -186,16 +186,18 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("text", ["one text", "", " two  spaces", "ü☃", "<s> </s> <end>"])
 def test_the_others(models: Path, text: str) -> None:
     model = sentencepiece.SentencePieceProcessor(model_file=str(models / "spm.model"))
-    llama = tokenizers.load_tokenizer(Chosen("Llama2Tokenizer", model=models / "spm.model"))
+    llama = tokenizers.load_tokenizer(
+        TokenizerChoice("Llama2Tokenizer", model=models / "spm.model")
+    )
     assert llama.encode([text])[0].tolist() == [model.bos_id(), *model.encode(text)]
     plain = tokenizers.load_tokenizer(
-        Chosen("GPTSentencePieceTokenizer", model=models / "spm.model")
+        TokenizerChoice("GPTSentencePieceTokenizer", model=models / "spm.model")
     )
     assert plain.encode([text])[0].tolist() == model.encode(text)
     assert (llama.size, llama.end, plain.end) == (330, model.eos_id(), model.eos_id())
     own = huggingface.Tokenizer.from_file(str(models / "tokenizer.json"))
     own.no_truncation()
-    made = tokenizers.load_tokenizer(Chosen("HuggingFaceTokenizer", model=models))
+    made = tokenizers.load_tokenizer(TokenizerChoice("HuggingFaceTokenizer", model=models))
     assert made.encode([text])[0].tolist() == own.encode(text).ids
     assert made.end == own.token_to_id("<end>")
 
@@ -216,7 +218,7 @@ def test_special_tokens_are_those_of_the_release(models: Path, release: str) -> 
     text, old, between = "one text", release in RELEASES[:2], release in RELEASES[2:4]
 
     def encoded(kind: str, name: str, text: str, **more: object) -> list[int]:
-        chosen = Chosen(kind, model=models / name, megatron=release, **more)  # type: ignore[arg-type]
+        chosen = TokenizerChoice(kind, model=models / name, megatron=release, **more)  # type: ignore[arg-type]
         return tokenizers.load_tokenizer(chosen).encode([text])[0].tolist()
 
     first = [model.bos_id()] if old else []
@@ -227,13 +229,15 @@ def test_special_tokens_are_those_of_the_release(models: Path, release: str) -> 
     sizes = {"vocab_size": 269, "special_tokens": 10}
     named = encoded("TikTokenizer", "ranks.json", "text</s><sep>", **sizes)
     assert (named == [268, 2, 6]) != old
-    gpt2 = tokenizers.load_tokenizer(Chosen(megatron=release))
+    gpt2 = tokenizers.load_tokenizer(TokenizerChoice(megatron=release))
     (found,) = gpt2.encode(["<|endoftext|>Hello world<|endoftext|>"])
     assert (found.tolist() == [50256, 15496, 995, 50256]) != old
 
 
 def test_ranks_come_after_special_tokens(models: Path) -> None:
-    chosen = Chosen("TikTokenizer", model=models / "ranks.json", vocab_size=269, special_tokens=10)
+    chosen = TokenizerChoice(
+        "TikTokenizer", model=models / "ranks.json", vocab_size=269, special_tokens=10
+    )
     made = tokenizers.load_tokenizer(chosen)
     assert (made.size, made.end) == (269, 2)
     assert made.encode(["text <s>"])[0].tolist() == [268, 42, 70, 125, 72]
@@ -243,38 +247,62 @@ def test_ranks_come_after_special_tokens(models: Path) -> None:
 @pytest.mark.parametrize(
     ("chosen", "said"),
     [
-        (Chosen("BertTokenizer"), "--tokenizer-type BertTokenizer"),
-        (Chosen("HuggingFaceTokenizer", model=Path("spm.model")), "no tokenizer.json"),
-        (Chosen("Llama2Tokenizer", model=Path("tokenizer.json")), "no SentencePiece model"),
-        (Chosen("TikTokenizer", model=Path("tokenizer.json")), "no list of rank"),
-        (Chosen("TikTokenizer", model=Path("ranks.json")), "Say the size: --vocab-size 1259"),
-        (Chosen("TikTokenizer", model=Path("ranks.json"), special_tokens=2), "at least 3, <unk>"),
-        (Chosen("TikTokenizer", model=Path("ranks.json"), special_tokens=-1), "at least 3, <unk>"),
-        (Chosen("TikTokenizer", model=Path("ranks.json"), vocab_size=1000), "fewer than the 1000"),
-        (Chosen("TikTokenizer", model=Path("gap.json")), "aren't 0, 1, 2 and so on"),
-        (Chosen("TikTokenizer", model=Path("words.json")), "aren't the bytes in their order"),
-        (Chosen(model=Path("tokenizer.json")), "--tokenizer-model: GPT2BPETokenizer doesn't read"),
-        (Chosen(vocab_size=50257), "--tokenizer-type TikTokenizer"),
-        (Chosen(pattern="v2"), "--tiktoken-pattern: GPT2BPETokenizer doesn't read it"),
-        (Chosen(end="</s>"), "--eod-token: GPT2BPETokenizer doesn't read it"),
+        (TokenizerChoice("BertTokenizer"), "--tokenizer-type BertTokenizer"),
+        (TokenizerChoice("HuggingFaceTokenizer", model=Path("spm.model")), "no tokenizer.json"),
         (
-            Chosen("Llama2Tokenizer", vocab_file=Path("v"), merge_file=Path("m")),
+            TokenizerChoice("Llama2Tokenizer", model=Path("tokenizer.json")),
+            "no SentencePiece model",
+        ),
+        (TokenizerChoice("TikTokenizer", model=Path("tokenizer.json")), "no list of rank"),
+        (
+            TokenizerChoice("TikTokenizer", model=Path("ranks.json")),
+            "Say the size: --vocab-size 1259",
+        ),
+        (
+            TokenizerChoice("TikTokenizer", model=Path("ranks.json"), special_tokens=2),
+            "at least 3, <unk>",
+        ),
+        (
+            TokenizerChoice("TikTokenizer", model=Path("ranks.json"), special_tokens=-1),
+            "at least 3, <unk>",
+        ),
+        (
+            TokenizerChoice("TikTokenizer", model=Path("ranks.json"), vocab_size=1000),
+            "fewer than the 1000",
+        ),
+        (TokenizerChoice("TikTokenizer", model=Path("gap.json")), "aren't 0, 1, 2 and so on"),
+        (
+            TokenizerChoice("TikTokenizer", model=Path("words.json")),
+            "aren't the bytes in their order",
+        ),
+        (
+            TokenizerChoice(model=Path("tokenizer.json")),
+            "--tokenizer-model: GPT2BPETokenizer doesn't read",
+        ),
+        (TokenizerChoice(vocab_size=50257), "--tokenizer-type TikTokenizer"),
+        (TokenizerChoice(pattern="v2"), "--tiktoken-pattern: GPT2BPETokenizer doesn't read it"),
+        (TokenizerChoice(end="</s>"), "--eod-token: GPT2BPETokenizer doesn't read it"),
+        (
+            TokenizerChoice("Llama2Tokenizer", vocab_file=Path("v"), merge_file=Path("m")),
             "--vocab-file: Llama2Tokenizer doesn't read it",
         ),
         (
-            Chosen("HuggingFaceTokenizer", model=Path("tokenizer.json"), end="<x>"),
+            TokenizerChoice("HuggingFaceTokenizer", model=Path("tokenizer.json"), end="<x>"),
             "no token '<x>'",
         ),
         (
-            Chosen("HuggingFaceTokenizer", model=Path("tokenizer.json"), end="\udcff"),
+            TokenizerChoice("HuggingFaceTokenizer", model=Path("tokenizer.json"), end="\udcff"),
             r"no token '\udcff'",
         ),
-        (Chosen("Llama2Tokenizer", model=Path()), ".: a folder"),
-        *((Chosen(megatron=v), f"--megatron {v}: no release") for v in ("16", "new", "", "0.x")),
+        (TokenizerChoice("Llama2Tokenizer", model=Path()), ".: a folder"),
+        *(
+            (TokenizerChoice(megatron=v), f"--megatron {v}: no release")
+            for v in ("16", "new", "", "0.x")
+        ),
     ],
 )
 def test_a_wrong_file_is_told(
-    models: Path, monkeypatch: pytest.MonkeyPatch, chosen: Chosen, said: str
+    models: Path, monkeypatch: pytest.MonkeyPatch, chosen: TokenizerChoice, said: str
 ) -> None:
     monkeypatch.chdir(models)
     with pytest.raises(UsageError) as caught:
@@ -300,18 +328,18 @@ def test_a_broken_tokenizer_config_is_told(tmp_path: Path, config: str, said: st
     assert tokenizers.load_tokenizer(replace(chosen, end="<end>")).end == 1
 
 
-def huggingface_of(folder: Path, words: dict[str, int], unknown: str = "Hello") -> Chosen:
+def huggingface_of(folder: Path, words: dict[str, int], unknown: str = "Hello") -> TokenizerChoice:
     """A tokenizer whose tokens are words, in a folder."""
     made = huggingface.Tokenizer(huggingface.models.WordLevel(words, unknown))
     made.pre_tokenizer = huggingface.pre_tokenizers.WhitespaceSplit()
     made.save(str(folder / "tokenizer.json"))
-    return Chosen("HuggingFaceTokenizer", model=folder)
+    return TokenizerChoice("HuggingFaceTokenizer", model=folder)
 
 
-def job_of(path: Path, text: str, chosen: Chosen, **reading: Any) -> Job:
+def job_of(path: Path, text: str, chosen: TokenizerChoice, **reading: Any) -> TokenizeJob:
     """A job with one input."""
     path.write_text(text)
-    return Job((str(path),), path.with_name("out"), Reading(**reading), chosen)
+    return TokenizeJob((str(path),), path.with_name("out"), Reading(**reading), chosen)
 
 
 def test_a_text_that_the_tokenizer_fails_at_is_a_bad_record(
@@ -383,9 +411,9 @@ def test_upstream_writes_the_same_bytes(tmp_path: Path, models: Path, kind: str)
     source.write_text("".join(json.dumps({"text": text}) + "\r\n" for text in texts))
     model = models / "spm.model" if kind == "Llama2Tokenizer" else None
     upstream.tokenize(checkout, source, tmp_path / "theirs", model)
-    chosen = Chosen(kind, model=model, megatron=own_version(checkout))
+    chosen = TokenizerChoice(kind, model=model, megatron=own_version(checkout))
     tokenize.run(
-        Job((str(source),), tmp_path / "ours", Reading(), chosen, append_eod=True),
+        TokenizeJob((str(source),), tmp_path / "ours", Reading(), chosen, append_eod=True),
         lambda done: None,
     )
     for suffix in (".bin", ".idx"):
@@ -411,7 +439,7 @@ def test_decoding_gives_the_text(gpt2: Tokenizer, text: str) -> None:
 
 
 def test_another_vocabulary_is_used_as_it_is(small: tuple[Path, Path]) -> None:
-    found = tokenizers.load_tokenizer(Chosen(vocab_file=small[0], merge_file=small[1]))
+    found = tokenizers.load_tokenizer(TokenizerChoice(vocab_file=small[0], merge_file=small[1]))
     assert (found.size, found.end) == (259, 258)
     assert found.encode(["abcab abd"])[0].tolist() == [257, 256, 220 + 0, 256, 67]  # space: Ġ
     assert not vocabulary.load_vocabulary(*small).genuine
@@ -483,7 +511,9 @@ def test_files_are_read_once(small: tuple[Path, Path], capsys: pytest.CaptureFix
     vocab, merge = (path.read_bytes() for path in small)
     with piped(vocab) as vocab_file, piped(merge) as merge_file:
         assert (
-            tokenizers.load_tokenizer(Chosen(vocab_file=vocab_file, merge_file=merge_file)).size
+            tokenizers.load_tokenizer(
+                TokenizerChoice(vocab_file=vocab_file, merge_file=merge_file)
+            ).size
             == 259
         )
     with piped(vocab) as vocab_file, piped(merge) as merge_file:

@@ -20,14 +20,14 @@ from launcher.runs.plan.layout import Layout
 from launcher.runs.plan.program import program
 from launcher.runs.runfile.config import RunConfig
 from launcher.tools.importing import shell
-from launcher.tools.importing.shell_script import Imported, imported
+from launcher.tools.importing.shell_script import ImportResult, imported
 
 GOLDEN = Path(__file__).parent / "golden"
 IMAGES = {"24.10": ("0.9.0", "0.11.0", "0.12.3"), "24.09": ("0.9.0",), "cpu": ("0.16.1",)}
 SCRIPTS = ["arrays", "strings", "container", "plain", "slurm"]
 
 
-def read(text: str, *positional: str) -> Imported:
+def read(text: str, *positional: str) -> ImportResult:
     return imported(text, "script.sh", IMAGES, tag="24.10", positional=positional)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from launcher.tools.trials.result import Result
+from launcher.tools.trials.result import CellResult
 
 HOSTILE = (
     "Traceback (most recent call last):",
@@ -47,14 +47,16 @@ def trial(state: str, **more: Any) -> dict[str, Any]:
 TRIALS = {name: trial("runs") for name in ("entrypoint", "quickstart", "pretrain_gpt")}
 
 
-def result(tag: str, verdict: str, expected: str | None = None, **more: Any) -> Result:
+def result(tag: str, verdict: str, expected: str | None = None, **more: Any) -> CellResult:
     """A cell of release 0.9.0, unless another is named."""
     ran: Mapping[str, Any] = {
         "facts": facts(f"2.3.0a0+{tag}", "12.3.2"),
         "trials": TRIALS,
         "seconds": SECONDS,
     }
-    return Result(tag, more.pop("megatron", "0.9.0"), "key", verdict, expected, **{**ran, **more})
+    return CellResult(
+        tag, more.pop("megatron", "0.9.0"), "key", verdict, expected, **{**ran, **more}
+    )
 
 
 FAILED = trial("fails", reason="pretrain-gpt: exit code 1", tail=[*HOSTILE], stage="train")

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher.tools.trials import html
-from launcher.tools.trials.result import ORDER, STAGES, WHILE, Result
+from launcher.tools.trials.result import ORDER, STAGES, WHILE, CellResult
 from tests.tools.trials.samples import RESULTS, SECONDS, result
 
 VOID = {"meta", "link", "input", "br"}
@@ -89,7 +89,7 @@ def told(reason: str, warning: str, fact: str, *tail: str) -> str:
     """The page of a cell that failed and told that."""
     facts = {"torch": {"value": fact, "error": "", "warnings": (warning,)}}
     more = {"reason": reason, "warnings": (warning,), "facts": facts, "tail": tail}
-    return html.as_html([Result("24.10", "0.9.0", "k", "fails", "runs", "train", **more)])
+    return html.as_html([CellResult("24.10", "0.9.0", "k", "fails", "runs", "train", **more)])
 
 
 SHAPE = [tag for tag, _ in Read(told("r", "w", "f", "t")).elements]
@@ -98,7 +98,7 @@ SHAPE = [tag for tag, _ in Read(told("r", "w", "f", "t")).elements]
 def test_what_packages_warned_of_is_told_once_and_apart() -> None:
     fact = {"value": "1", "error": "", "warnings": ["UserWarning: x", "UserWarning: y"]}
     one = result("24.10", "runs", facts={"torch": fact, "training": fact})
-    assert html.Card("x", one).asides == ["UserWarning: x", "UserWarning: y"]
+    assert html.CellCard("x", one).asides == ["UserWarning: x", "UserWarning: y"]
     page = html.as_html([one])
     assert page.count("UserWarning: x\nUserWarning: y") == 1
     assert "<h3>Warnings</h3>" not in page
@@ -121,11 +121,11 @@ def test_what_packages_warned_of_is_told_once_and_apart() -> None:
 )
 def test_the_steps_say_how_far_it_came(verdict: str, stage: str, reason: str, states: str) -> None:
     """Whatever it took time for: a source is fetched before a base is pulled."""
-    card = html.Card("x", result("24.10", verdict, stage=stage, reason=reason))
+    card = html.CellCard("x", result("24.10", verdict, stage=stage, reason=reason))
     assert [step for step, _ in card.steps] == list(html.STEPS)
     assert "".join(state[0] for _, state in card.steps) == states
     shuffled = dict(sorted(SECONDS.items()))
-    timed = html.Card("x", result("24.10", "runs", seconds=shuffled))
+    timed = html.CellCard("x", result("24.10", "runs", seconds=shuffled))
     assert timed.times == [*SECONDS.items()] != [*shuffled.items()]
 
 

@@ -26,7 +26,7 @@ from launcher.base.settings import ROOT
 from launcher.cli import main
 from launcher.images.engine import connect
 from launcher.tools.trials import cell, inside, report, series
-from launcher.tools.trials.result import Cell, Result
+from launcher.tools.trials.result import Cell, CellResult
 from launcher.tools.trials.series import Options
 from tests.tools.trials.samples import RESULTS, result
 
@@ -222,8 +222,8 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     monkeypatch.setenv("LAUNCHER_MATRIX", str(tmp_path / "matrix.yaml"))
     monkeypatch.setattr(connect, "connect", lambda **_: None)
 
-    def run(results: Iterable[Result], *args: str) -> int:
-        def found(self: series.Series, cells: Iterable[Cell]) -> Iterator[Result]:
+    def run(results: Iterable[CellResult], *args: str) -> int:
+        def found(self: series.Series, cells: Iterable[Cell]) -> Iterator[CellResult]:
             return iter(results)
 
         monkeypatch.setattr(series.Series, "run", found)
@@ -256,7 +256,7 @@ def test_each_report_tells_of_each_cell(run: Run, tmp_path: Path) -> None:
 def test_a_series_that_ends_early_reports_what_it_has(
     run: Run, tmp_path: Path, end: BaseException, code: int
 ) -> None:
-    def found() -> Iterator[Result]:
+    def found() -> Iterator[CellResult]:
         yield from RESULTS[:2]
         raise end
 

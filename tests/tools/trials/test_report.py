@@ -18,7 +18,7 @@ from markdown_it.token import Token
 from launcher.base.errors import UsageError
 from launcher.base.settings import ROOT
 from launcher.tools.trials import html, report, result
-from launcher.tools.trials.result import Result
+from launcher.tools.trials.result import CellResult
 from tests.tools.trials import samples
 from tests.tools.trials.samples import RESULTS, trial
 
@@ -54,7 +54,7 @@ def test_the_verdict_is_the_least_that_was_reached(
 def test_a_cell_is_worse_or_better_than_expected_or_neither(
     verdict: str, expected: str | None
 ) -> None:
-    found = Result("24.10", "0.9.0", "key", verdict, expected)
+    found = CellResult("24.10", "0.9.0", "key", verdict, expected)
     assert not (found.worse and found.better)
     assert (found.worse or found.better) is (expected not in (None, verdict))
     if expected == "fails":
@@ -84,22 +84,22 @@ def test_causes_that_are_known_are_told(warning: str, about: str) -> None:
 
 
 CELLS = [
-    Result(
+    CellResult(
         *("24.02", "0.9.0", "k", "runs", "runs"),
         facts={"gpus": {"value": None, "error": "", "warnings": []}},
         seconds={"compile": 40.0, "train": 60.5},
     ),
-    Result(
+    CellResult(
         *("24.08", "0.9.0", "k", "runs with warnings", "runs"),
         warnings=("FutureWarning: torch.cuda.amp.custom_fwd is old",),
     ),
-    Result(
+    CellResult(
         *("24.10", "0.9.0", "k", "fails", "runs with warnings"),
         stage="train",
         reason="entrypoint: exit code 1 | \\odd\\ <b>",
         tail=("last\x1b[0m", "line <&>"),
     ),
-    Result("cpu", "0.16.1", "k", "runs", "imports"),
+    CellResult("cpu", "0.16.1", "k", "runs", "imports"),
 ]
 
 
@@ -179,7 +179,7 @@ def test_junit_has_a_failure_for_each_cell_that_got_worse() -> None:
 
 @given(st.lists(st.text(), max_size=3), st.text())
 def test_junit_is_xml_whatever_was_printed(tail: list[str], reason: str) -> None:
-    one = Result("a", "b", "k", "fails", stage="train", reason=reason, tail=tuple(tail))
+    one = CellResult("a", "b", "k", "fails", stage="train", reason=reason, tail=tuple(tail))
     assert len(ElementTree.fromstring(report.as_junit([one]))) == 1  # noqa: S314
 
 

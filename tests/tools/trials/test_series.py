@@ -30,7 +30,7 @@ from launcher.images.matrix.load import load_lock, load_matrix
 from launcher.images.matrix.schema import Lock, Matrix
 from launcher.tools.trials import series
 from launcher.tools.trials.cell import REPOSITORY
-from launcher.tools.trials.result import Cell, Result
+from launcher.tools.trials.result import Cell, CellResult
 from launcher.tools.trials.series import Options, Series
 from tests.e2e.command import launcher
 
@@ -386,7 +386,7 @@ def test_what_was_tried_elsewhere_with_the_same_is_taken_and_nothing_else_is(
     """As jobs of a workflow do; what is kept needs no engine."""
     cells = [Cell("24.09", "0.9.0"), CELL, Cell("cpu", "0.16.1")]
     elsewhere = a_series(replace(site, cache=tmp_path / "another"), tmp_path)
-    found = [Result(cell.tag, cell.megatron, elsewhere.key(cell), "runs") for cell in cells[1:]]
+    found = [CellResult(cell.tag, cell.megatron, elsewhere.key(cell), "runs") for cell in cells[1:]]
     for one in (*found, replace(found[0], tag="24.09", key="old")):
         (tmp_path / f"{one.tag}-{one.megatron}.json").write_text(json.dumps(asdict(one)))
     assert [*a_series(site, tmp_path).kept(cells)] == found

@@ -19,13 +19,13 @@ from launcher.images.matrix.load import load_matrix
 from launcher.images.matrix.schema import Row
 from launcher.runs.backends import backend
 from launcher.runs.backends.docker.docker import DockerBackend
-from launcher.runs.plan.image import Facts
+from launcher.runs.plan.image import ImageFacts
 from launcher.runs.plan.resolved import processes_of
 from launcher.runs.runfile.config import RunConfig
 from launcher.runs.runfile.values import parse_gpus
 from launcher.tools.trials import facts, trials
 from launcher.tools.trials.facts import Fact
-from launcher.tools.trials.trials import Place, Ran, TrialError
+from launcher.tools.trials.trials import TrialError, TrialPlace, TrialRun
 from tests.e2e.command import launcher, refused
 
 if TYPE_CHECKING:
@@ -35,19 +35,19 @@ if TYPE_CHECKING:
 
     from tests.conftest import CpuImages
 
-NOWHERE = Place(Path("/nowhere"), {"tag": "cpu"}, gpus=0, processes=2, seconds=1)
+NOWHERE = TrialPlace(Path("/nowhere"), {"tag": "cpu"}, gpus=0, processes=2, seconds=1)
 
 
 def test_what_an_image_has_not_is_not_tried() -> None:
     assert trials.attempt("entrypoint", NOWHERE, None).state == trials.SKIPPED
     for name in trials.UPSTREAMS:
-        assert "sdist" in trials.attempt(name, NOWHERE, Facts("0.16.1", False)).reason
-    one = Place(Path("/nowhere"), {"tag": "24.10"}, gpus=1, processes=1, seconds=1)
-    assert "two GPUs" in trials.attempt("quickstart", one, Facts("0.9.0", True)).reason
+        assert "sdist" in trials.attempt(name, NOWHERE, ImageFacts("0.16.1", False)).reason
+    one = TrialPlace(Path("/nowhere"), {"tag": "24.10"}, gpus=1, processes=1, seconds=1)
+    assert "two GPUs" in trials.attempt("quickstart", one, ImageFacts("0.9.0", True)).reason
 
 
-def losses(*values: float) -> Ran:
-    return Ran((), tuple({"kind": "validation", "loss": value} for value in values))
+def losses(*values: float) -> TrialRun:
+    return TrialRun((), tuple({"kind": "validation", "loss": value} for value in values))
 
 
 @pytest.mark.parametrize(
@@ -59,11 +59,11 @@ def losses(*values: float) -> Ran:
     ],
 )
 def test_training_that_shows_nothing_is_a_failure(
-    monkeypatch: pytest.MonkeyPatch, runs: list[Ran], problem: str
+    monkeypatch: pytest.MonkeyPatch, runs: list[TrialRun], problem: str
 ) -> None:
     left = iter(runs)
-    monkeypatch.setattr(Place, "run", lambda *_: next(left))
-    found = trials.attempt("entrypoint", NOWHERE, Facts("0.9.0", True))
+    monkeypatch.setattr(TrialPlace, "run", lambda *_: next(left))
+    found = trials.attempt("entrypoint", NOWHERE, ImageFacts("0.9.0", True))
     assert found.failed
     assert problem in found.reason
 
@@ -71,10 +71,10 @@ def test_training_that_shows_nothing_is_a_failure(
 def test_upstreams_programs_have_to_show_what_they_did(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(Place, "run", lambda *_: Ran(("step 1",), ()))
-    at = Place(tmp_path, {"tag": "cpu"}, gpus=0, processes=2, seconds=1)
+    monkeypatch.setattr(TrialPlace, "run", lambda *_: TrialRun(("step 1",), ()))
+    at = TrialPlace(tmp_path, {"tag": "cpu"}, gpus=0, processes=2, seconds=1)
     for name in trials.UPSTREAMS:
-        found = trials.attempt(name, at, Facts("0.9.0", True))
+        found = trials.attempt(name, at, ImageFacts("0.9.0", True))
         assert (found.failed, found.tail) == (True, ("step 1",))
 
 
@@ -124,7 +124,7 @@ def test_the_gpus_that_were_named_are_trained_on(
     asked: str,
 ) -> None:
     monkeypatch.setattr(trials.sys, "executable", "true")
-    at = Place(tmp_path, {"tag": "24.10"}, gpus, 2, 1, devices=devices)
+    at = TrialPlace(tmp_path, {"tag": "24.10"}, gpus, 2, 1, devices=devices)
     at.run("a", {"program": "pretrain_gpt.py"}, processes)
     values = yaml.safe_load((tmp_path / "a.yaml").read_text(encoding="utf-8"))
     config = RunConfig.model_validate(values)
@@ -141,12 +141,12 @@ def test_upstreams_program_is_asked_for_what_is_there(
 ) -> None:
     asked: dict[str, Any] = {}
 
-    def run(_: Place, __: str, config: Mapping[str, Any], ___: int) -> Ran:
+    def run(_: TrialPlace, __: str, config: Mapping[str, Any], ___: int) -> TrialRun:
         asked.update(config)
-        return Ran((), ({"kind": "step", "iteration": 10},))
+        return TrialRun((), ({"kind": "step", "iteration": 10},))
 
-    monkeypatch.setattr(Place, "run", run)
-    trials.pretrain_gpt(Place(Path("/nowhere"), {"tag": "24.10"}, gpus, 2, 1, fused=fused))
+    monkeypatch.setattr(TrialPlace, "run", run)
+    trials.pretrain_gpt(TrialPlace(Path("/nowhere"), {"tag": "24.10"}, gpus, 2, 1, fused=fused))
     assert (asked["model"].get("transformer_impl") == "local") == local
     assert ("clip_grad" in asked["training"]) == on_cpu
     assert bool(asked.get("megatron_args", {}).get("use_cpu_initialization")) == on_cpu
@@ -160,7 +160,7 @@ def test_a_warning_is_told_once_whatever_its_numbers() -> None:
         "[rank1]:[W1122 ProcessGroupNCCL.cpp:1575] Warning: WARNING: not called",
         "UserWarning: other",
     )
-    assert trials.warnings([Ran(lines, ()), Ran(lines, ())]) == [
+    assert trials.warnings([TrialRun(lines, ()), TrialRun(lines, ())]) == [
         "FutureWarning: `x` is deprecated since 2.1",
         "Warning: WARNING: not called",
         "UserWarning: other",
@@ -168,22 +168,22 @@ def test_a_warning_is_told_once_whatever_its_numbers() -> None:
 
 
 @pytest.fixture
-def at(cpu_images: CpuImages, tmp_path: Path) -> Place:
-    return Place(tmp_path, {"name": cpu_images.build()}, gpus=0, processes=2, seconds=600)
+def at(cpu_images: CpuImages, tmp_path: Path) -> TrialPlace:
+    return TrialPlace(tmp_path, {"name": cpu_images.build()}, gpus=0, processes=2, seconds=600)
 
 
-def held(at: Place) -> Facts | None:
+def held(at: TrialPlace) -> ImageFacts | None:
     return backend("docker").facts(at.image["name"])
 
 
 @pytest.mark.engine
 def test_a_run_that_takes_too_long_is_ended_and_leaves_nothing(
-    engine: DockerClient, at: Place
+    engine: DockerClient, at: TrialPlace
 ) -> None:
     (at.folder / "sleep.py").write_text("import time; print('here', flush=True); time.sleep(600)")
     began = time.monotonic()
     with pytest.raises(TrialError, match="longer than 8 s") as caught:
-        Place(at.folder, at.image, 0, 1, seconds=8).run("sleeps", {"program": "./sleep.py"}, 1)
+        TrialPlace(at.folder, at.image, 0, 1, seconds=8).run("sleeps", {"program": "./sleep.py"}, 1)
     assert time.monotonic() - began < 300
     assert "here" in caught.value.tail
     assert "sleeps" not in [job.labels[f"{LABEL}name"] for job in DockerBackend().jobs()]
@@ -196,7 +196,7 @@ def test_upstreams_own_programs_are_tried(
     engine: DockerClient, cpu_images: CpuImages, tmp_path: Path, name: str
 ) -> None:
     image = cpu_images.build("0.9.0", Path(os.environ["MEGATRON_CHECKOUT"]))
-    at = Place(tmp_path, {"name": image}, gpus=0, processes=2, seconds=600)
+    at = TrialPlace(tmp_path, {"name": image}, gpus=0, processes=2, seconds=600)
     found = trials.attempt(name, at, held(at))
     assert not found.failed, found
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from launcher.runs.records.metrics import Step
+from launcher.runs.records.metrics import TrainingStep
 from launcher.tools.tuning.measure import has_told, is_slow
 
 
@@ -23,6 +23,6 @@ def test_a_late_compilation_is_not_what_a_step_takes(
     ms: tuple[int, ...], told: bool, slow: bool
 ) -> None:
     """Upstream's fused functions compile in steps 6 to 10, which made 80 ms a step 1060."""
-    steps = [Step(5 * (at + 1), 25, each) for at, each in enumerate(ms)]
+    steps = [TrainingStep(5 * (at + 1), 25, each) for at, each in enumerate(ms)]
     assert has_told(steps) == told
     assert is_slow(steps, 100.0) == slow

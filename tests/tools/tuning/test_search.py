@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from launcher.tools.tuning.search import Measured, Search, as_line, of_lines
+from launcher.tools.tuning.search import Measurement, Search, as_line, of_lines
 from launcher.tools.tuning.settings import MICRO, Setting
 from tests.tools.tuning.test_settings import space
 
@@ -33,13 +33,13 @@ class Ran:
         self.largest, self.most = largest, most
         self.asked: list[Setting] = []
 
-    def __call__(self, setting: Setting) -> Measured | None:
+    def __call__(self, setting: Setting) -> Measurement | None:
         if len(self.asked) >= self.most:
             return None
         self.asked.append(setting)
         if micro_of(setting) > self.largest:
-            return Measured(setting, why="GPU memory is out")
-        return Measured(setting, cost(setting), 1000.0)
+            return Measurement(setting, why="GPU memory is out")
+        return Measurement(setting, cost(setting), 1000.0)
 
 
 def search(ran: Ran, *sets: str) -> Search:
@@ -89,17 +89,17 @@ def test_what_ends_two_settings_alike_ends_the_search(why: str, tried: int) -> N
     """An extension for another Python was found missing by each of the settings, minutes long."""
     asked = list[Setting]()
 
-    def ran(setting: Setting) -> Measured:
+    def ran(setting: Setting) -> Measurement:
         asked.append(setting)
-        return Measured(setting, why=why.format(len(asked)), cure="compile it")
+        return Measurement(setting, why=why.format(len(asked)), cure="compile it")
 
     assert Search(space("training.micro_batch_size=1"), cost, ran).run() is None
     assert len(asked) == tried
 
 
 def test_what_is_kept_is_what_was_measured() -> None:
-    ran = Measured(Setting(((MICRO, 8), (FAST, None))), 12.5, 3000.0)
-    found = [ran, Measured(Setting(), why="?", cure="!")]
+    ran = Measurement(Setting(((MICRO, 8), (FAST, None))), 12.5, 3000.0)
+    found = [ran, Measurement(Setting(), why="?", cure="!")]
     lines = [json.loads(json.dumps(as_line(one))) for one in found]
     assert [*of_lines(iter([{"changes": 3}, *lines]))] == [
         replace(one, setting=Setting(tuple(sorted(one.setting.changes)))) for one in found

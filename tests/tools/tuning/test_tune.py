@@ -9,10 +9,10 @@ import pytest
 from launcher import cli
 from launcher.runs.plan import layout
 from launcher.runs.runfile import source
-from launcher.runs.runfile.source import Asked
-from launcher.tools.tuning.search import Measured
+from launcher.runs.runfile.source import RunRequest
+from launcher.tools.tuning.search import Measurement
 from launcher.tools.tuning.settings import MICRO, Setting
-from launcher.tools.tuning.tune import Result
+from launcher.tools.tuning.tune import TuneResult
 from tests.tools.tuning.test_settings import space
 
 
@@ -35,7 +35,9 @@ def test_a_precision_is_written_as_the_file_writes_it(
     given = space(*sets, any_precision=True)
     to_bf16 = {"training.bf16": True, "training.fp16": None}
     setting = given.changed(Setting(), to_bf16 if changed else {})
-    found = Result(Measured(setting, 1.0), given, (), ()).changes(Asked(config, origin, "/"))
+    found = TuneResult(Measurement(setting, 1.0), given, (), ()).changes(
+        RunRequest(config, origin, "/")
+    )
     assert found == written
     made = source.overridden(config, [source.Override("tune", found)])
     assert layout.with_precision(made).training.bf16 == (True if changed else None)

@@ -11,8 +11,8 @@ import pytest
 
 from launcher.base.errors import UsageError
 from launcher.tools.weights import archive
-from launcher.tools.weights.archive import Stored
-from launcher.tools.weights.reader import Piece, Tensor
+from launcher.tools.weights.archive import StoredTensor
+from launcher.tools.weights.reader import Tensor, TensorBlock
 
 VALUES = np.arange(3000, dtype="u4")
 
@@ -21,8 +21,8 @@ VALUES = np.arange(3000, dtype="u4")
 def saved(tmp_path: Path) -> Path:
     """A file of one tensor, beside a small one, as torch saves it."""
     tensors = {
-        "a": archive.Tensor("float32", (30, 100), VALUES.tobytes),
-        "b": archive.Tensor("int64", (1,), np.array([7]).tobytes),
+        "a": archive.TensorToWrite("float32", (30, 100), VALUES.tobytes),
+        "b": archive.TensorToWrite("int64", (1,), np.array([7]).tobytes),
     }
     with (tmp_path / "saved.pt").open("w+b") as file:
         archive.write(file, tensors)
@@ -113,7 +113,9 @@ def test_pieces_cover_a_tensor_once(
     """Their sizes alone were added up: overlapping ones left memory unwritten."""
     (path := tmp_path / "x").write_bytes(VALUES.tobytes())
     pieces = tuple(
-        Piece((at, 0), (n, 3), path, 0, 0, Stored(path, 12 * at % 60, "float32", (n, 3)))
+        TensorBlock(
+            (at, 0), (n, 3), path, 0, 0, StoredTensor(path, 12 * at % 60, "float32", (n, 3))
+        )
         for at, n in places
     )
     tensor = Tensor("float32", (4, 3), pieces)

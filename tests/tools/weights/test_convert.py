@@ -27,7 +27,7 @@ from launcher.tools.weights import archive, convert, reader, safetensors
 from .models import CONFIGS, made, same
 
 
-def opened(folder: Path) -> reader.Checkpoint:
+def opened(folder: Path) -> reader.SavedModel:
     return reader.opened(reader.find(folder))
 
 

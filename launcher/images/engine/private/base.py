@@ -48,7 +48,7 @@ Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Recipe:
+class BaseRecipe:
     """All that decides what is in a stand-in base."""
 
     suite: str
@@ -87,7 +87,7 @@ def debian_base(
     if python not in SUITES:
         raise EngineError(f"no Debian release has Python {python}", nearest(python, list(SUITES)))
     made_of = (tuple(PACKAGES), tuple(EXCLUDED), tuple(FORGOTTEN))
-    recipe = Recipe(SUITES[python], _architecture(), epoch, *made_of)
+    recipe = BaseRecipe(SUITES[python], _architecture(), epoch, *made_of)
     found = find_image(client, name) or {"Config": {}}
     if recipe.labels.items() <= (found["Config"].get("Labels") or {}).items():
         return str(found["Id"])
@@ -118,7 +118,7 @@ def _architecture() -> str:
     return subprocess.run(argv, capture_output=True, text=True, check=True).stdout.strip()
 
 
-def _make(made: Path, recipe: Recipe, say: Say) -> None:
+def _make(made: Path, recipe: BaseRecipe, say: Say) -> None:
     """Write the archive `made`; nothing half-made is left under that name."""
     if os.geteuid() != 0:
         raise EngineError(
@@ -168,7 +168,7 @@ def write_image(
     return sha256(config)
 
 
-def _bootstrap(layer: Path, recipe: Recipe, cache: Path) -> None:
+def _bootstrap(layer: Path, recipe: BaseRecipe, cache: Path) -> None:
     """Run mmdebstrap, which writes `layer`."""
     if not shutil.which("perl"):
         raise EngineError("mmdebstrap needs perl, which isn't installed", "Install perl.")

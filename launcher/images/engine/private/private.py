@@ -47,7 +47,7 @@ class _EndedEarlyError(EngineError):
 
 
 @dataclass(frozen=True)
-class Place:
+class EnginePlace:
     """Where a private engine keeps its things.
 
     folder: what is kept for the next time: packages, images, log
@@ -128,14 +128,14 @@ def _lock(path: Path, say: Say, waiting_for: str) -> Iterator[int]:
         os.close(handle)
 
 
-def _join(folder: Path) -> tuple[Place, socket.socket] | None:
+def _join(folder: Path) -> tuple[EnginePlace, socket.socket] | None:
     """Become one more user of the engine that runs for `folder`, if one does."""
     place = _recorded(folder)
     connection = _connect(place) if place else None
     return (place, connection) if place and connection else None
 
 
-def _recorded(folder: Path) -> Place | None:
+def _recorded(folder: Path) -> EnginePlace | None:
     """The place of the engine that was last started for `folder`; None where it isn't ours.
 
     What the file says is read by whoever will remove that folder: it has to be one that we made.
@@ -145,10 +145,10 @@ def _recorded(folder: Path) -> Place | None:
     except (FileNotFoundError, UnicodeDecodeError):
         return None
     made = SOCKETS.fullmatch(sockets.name) and sockets.parent == _short_folder()
-    return Place(folder, sockets) if made and owned.is_ours(sockets) else None
+    return EnginePlace(folder, sockets) if made and owned.is_ours(sockets) else None
 
 
-def _connect(place: Place) -> socket.socket | None:
+def _connect(place: EnginePlace) -> socket.socket | None:
     """A connection that counts as a user, or None when there's nobody to take it."""
     connection = socket.socket(socket.AF_UNIX)
     try:
@@ -163,7 +163,7 @@ def _connect(place: Place) -> socket.socket | None:
     return None
 
 
-def _start(folder: Path, say: Say) -> tuple[Place, socket.socket]:
+def _start(folder: Path, say: Say) -> tuple[EnginePlace, socket.socket]:
     """Start the engine for `folder` and become its first user."""
     reason = unsupported()
     if reason:
@@ -189,9 +189,9 @@ def _link_iptables(programs: Path) -> None:
         (programs / name).symlink_to(target)
 
 
-def _start_with(folder: Path, options: list[str], lock: int) -> tuple[Place, socket.socket]:
+def _start_with(folder: Path, options: list[str], lock: int) -> tuple[EnginePlace, socket.socket]:
     """Start the engine with `options`; nothing is left of one that doesn't come up."""
-    place = Place(folder, Path(tempfile.mkdtemp(prefix="launchpad-", dir=_short_folder())))
+    place = EnginePlace(folder, Path(tempfile.mkdtemp(prefix="launchpad-", dir=_short_folder())))
     process = None
     try:
         owned.mark(place.sockets)
@@ -212,7 +212,7 @@ def _short_folder() -> Path:
     return Path("/run" if os.access("/run", os.W_OK) else tempfile.gettempdir())
 
 
-def _spawn(place: Place, options: list[str], lock: int) -> subprocess.Popen[bytes]:
+def _spawn(place: EnginePlace, options: list[str], lock: int) -> subprocess.Popen[bytes]:
     """The engine's first process, in namespaces of its own.
 
     Processes: the kernel ends all of them with the first one, so none can be left over.
@@ -234,7 +234,7 @@ def _spawn(place: Place, options: list[str], lock: int) -> subprocess.Popen[byte
         )
 
 
-def _engine_argv(place: Place) -> list[str]:
+def _engine_argv(place: EnginePlace) -> list[str]:
     return [
         "dockerd",
         f"--host={place.host}",
@@ -249,7 +249,7 @@ def _engine_argv(place: Place) -> list[str]:
     ]
 
 
-def _wait_until_up(place: Place, process: subprocess.Popen[bytes]) -> socket.socket:
+def _wait_until_up(place: EnginePlace, process: subprocess.Popen[bytes]) -> socket.socket:
     """The first user's connection, once the engine answers."""
     deadline = time.monotonic() + START_WITHIN
     connection = None
@@ -267,7 +267,7 @@ def _wait_until_up(place: Place, process: subprocess.Popen[bytes]) -> socket.soc
     )
 
 
-def _answers(place: Place) -> bool:
+def _answers(place: EnginePlace) -> bool:
     """True when the engine takes requests: its socket is there well before that."""
     try:
         with socket.socket(socket.AF_UNIX) as probe:
@@ -279,7 +279,7 @@ def _answers(place: Place) -> bool:
         return False
 
 
-def _leave(place: Place, connection: socket.socket) -> None:
+def _leave(place: EnginePlace, connection: socket.socket) -> None:
     """Stop using the engine; the last user waits until all of it is gone."""
     with connection:
         try:
@@ -292,7 +292,7 @@ def _leave(place: Place, connection: socket.socket) -> None:
         _clean(place)
 
 
-def _wait_for_end(place: Place) -> None:
+def _wait_for_end(place: EnginePlace) -> None:
     """Wait until the engine's last process has gone, or another engine took the folder over."""
     lock = files.open_own(place.folder / "engine.lock", os.O_RDWR | os.O_CREAT)
     try:
@@ -305,7 +305,7 @@ def _wait_for_end(place: Place) -> None:
         os.close(lock)
 
 
-def _clean(place: Place) -> None:
+def _clean(place: EnginePlace) -> None:
     """Remove what an ended engine leaves: its sockets and its empty control groups."""
     with suppress(FileNotFoundError):
         owned.remove_folder(place.sockets, place.sockets.parent)

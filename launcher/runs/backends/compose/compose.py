@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from launcher.base.errors import UsageError
-from launcher.runs.backends.compose.compose_request import Request, request, show
+from launcher.runs.backends.compose.compose_request import ComposeRequest, request, show
 from launcher.runs.backends.docker.docker import DockerBackend
 from launcher.runs.plan.plan import Plan
 
@@ -21,7 +21,7 @@ class ComposeBackend(DockerBackend):
     name = "compose"
     every_node = True
 
-    def request(self, plan: Plan) -> Request:  # type: ignore[override]
+    def request(self, plan: Plan) -> ComposeRequest:  # type: ignore[override]
         return request(plan)
 
     def show(self, plan: Plan, *, full: bool = False) -> str:

@@ -30,7 +30,7 @@ READY = {"interval": "5s", "timeout": "10s", "start_period": "600s", "retries": 
 
 
 @dataclass(frozen=True)
-class Request:
+class ComposeRequest:
     """A project: its name, its compose file, and the secret variables that the file names."""
 
     name: str
@@ -58,7 +58,7 @@ class _Dumper(yamlfile.Portable):
 _Dumper.add_representer(list, _Dumper.a_list)
 
 
-def request(plan: Plan) -> Request:
+def request(plan: Plan) -> ComposeRequest:
     """The project of `plan`. Raises UsageError for what compose can't do."""
     if plan.tie:
         raise UsageError(
@@ -78,7 +78,7 @@ def request(plan: Plan) -> Request:
     file: dict[str, Any] = {"name": project_name(plan), "services": services}
     if plan.nodes > 1:
         file["networks"] = {NETWORK: {"driver": "bridge"}}
-    return Request(project_name(plan), file, shown.secrets(plan))
+    return ComposeRequest(project_name(plan), file, shown.secrets(plan))
 
 
 def project_name(plan: Plan) -> str:
@@ -154,20 +154,20 @@ def _command(plan: Plan) -> list[str]:
     """The command, in which a secret stands as the variable that has it."""
     found = shown.secret_words(plan.argv)
     return [
-        _Plain(f"{shown.literal(found[at][0])}${{SECRET_{at}?export it first}}")
+        _PlainText(f"{shown.literal(found[at][0])}${{SECRET_{at}?export it first}}")
         if at in found
         else word
         for at, word in enumerate(plan.argv)
     ]
 
 
-class _Plain(str):
+class _PlainText(str):
     """Text that compose is to fill in."""
 
 
 def _escaped(value: Any) -> Any:
     """`value` with every $ doubled, which compose reads as one and fills nothing in."""
-    if isinstance(value, _Plain):
+    if isinstance(value, _PlainText):
         return str(value)
     if isinstance(value, str):
         return shown.literal(value)

@@ -14,13 +14,13 @@ from launcher.runs.backends import host
 from launcher.runs.backends.docker.docker_request import (
     EVERY_GPU,
     LOCAL,
-    Request,
+    ContainerRequest,
     is_rootless,
     request,
     shell_command,
     show,
 )
-from launcher.runs.plan.image import Facts, labelled
+from launcher.runs.plan.image import ImageFacts, labelled
 from launcher.runs.plan.job import Backend
 from launcher.runs.plan.plan import Plan
 
@@ -73,7 +73,7 @@ class DockerBackend(Backend):
     def shares_files(self) -> bool:
         return str(self.api.base_url) == LOCAL
 
-    def request(self, plan: Plan) -> Request:
+    def request(self, plan: Plan) -> ContainerRequest:
         return request(plan)
 
     def show(self, plan: Plan, *, full: bool = False) -> str:
@@ -82,7 +82,7 @@ class DockerBackend(Backend):
         except EngineError:  # there is none to ask
             return show(plan)
 
-    def facts(self, image: str) -> Facts | None:
+    def facts(self, image: str) -> ImageFacts | None:
         from docker.errors import NotFound
 
         with _asking():

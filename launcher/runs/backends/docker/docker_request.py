@@ -25,14 +25,14 @@ UNITS = {"b": 0, "k": 1, "m": 2, "g": 3}
 
 
 @dataclass(frozen=True)
-class Request:
+class ContainerRequest:
     """A container to create: its name, and the body that the engine's API takes."""
 
     name: str
     body: dict[str, Any]
 
 
-def request(plan: Plan) -> Request:
+def request(plan: Plan) -> ContainerRequest:
     """The container of `plan`."""
     body: dict[str, Any] = {
         "Image": plan.image,
@@ -51,7 +51,7 @@ def request(plan: Plan) -> Request:
         body["User"] = plan.user
     if plan.workdir:
         body["WorkingDir"] = plan.workdir
-    return Request(container_name(plan), body)
+    return ContainerRequest(container_name(plan), body)
 
 
 def container_name(plan: Plan) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from launcher.base.errors import UsageError
 from launcher.runs.backends import host
-from launcher.runs.backends.kubernetes.kubernetes_request import Request, request, show
+from launcher.runs.backends.kubernetes.kubernetes_request import ObjectRequest, request, show
 from launcher.runs.plan.plan import Plan
 from launcher.runs.runfile.clusters import Kubernetes
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class KubernetesBackend(host.Scheduled):
+class KubernetesBackend(host.SchedulerBackend):
     """Creates runs in the cluster that `kubectl` is set up for, or that the run file names."""
 
     asked: Kubernetes = field(default_factory=Kubernetes)
@@ -31,7 +31,7 @@ class KubernetesBackend(host.Scheduled):
         """The backend as a run file asks for it."""
         return KubernetesBackend(config.kubernetes)
 
-    def request(self, plan: Plan) -> Request:
+    def request(self, plan: Plan) -> ObjectRequest:
         return request(plan, self.asked, os.environ)
 
     def show(self, plan: Plan, *, full: bool = False) -> str:

@@ -48,7 +48,7 @@ class Condition(BaseModel):
     message: str | None = None
 
 
-class Terminated(BaseModel):
+class ContainerEnd(BaseModel):
     """How a container ended."""
 
     exitCode: Number
@@ -56,20 +56,20 @@ class Terminated(BaseModel):
     finishedAt: Time | None = None
 
 
-class State(BaseModel):
+class ContainerState(BaseModel):
     """What a container does; `running` only has to be there."""
 
     running: dict[str, Any] | None = None
     waiting: Condition | None = None
-    terminated: Terminated | None = None
+    terminated: ContainerEnd | None = None
 
 
-class Container(BaseModel):
+class ContainerStatus(BaseModel):
     """Of a pod, what became of it."""
 
     name: str
-    state: State | None = None
-    lastState: State | None = None
+    state: ContainerState | None = None
+    lastState: ContainerState | None = None
 
 
 class Status(BaseModel):
@@ -79,7 +79,7 @@ class Status(BaseModel):
     reason: str | None = None
     message: str | None = None
     conditions: list[Condition] | None = None
-    containerStatuses: list[Container] | None = None
+    containerStatuses: list[ContainerStatus] | None = None
 
 
 class Metadata(BaseModel):
@@ -114,7 +114,7 @@ class Item(BaseModel):
     spec: Spec | None = None
 
 
-class Listing(BaseModel):
+class ObjectList(BaseModel):
     """The answer to `kubectl get --output=json`."""
 
     items: list[Item]
@@ -123,7 +123,7 @@ class Listing(BaseModel):
 def listing(text: str, label: str) -> list[dict[str, Any]]:
     """The objects of an answer; all but pods have a run's id by `label`. Raises EngineError."""
     try:
-        found = Listing.model_validate(json.loads(text)).items
+        found = ObjectList.model_validate(json.loads(text)).items
     except ValidationError as error:
         raise EngineError(f"kubectl's answer can't be read: {first_fault(error)}") from None
     except (ValueError, RecursionError):

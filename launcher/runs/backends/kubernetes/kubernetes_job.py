@@ -22,12 +22,12 @@ from launcher.runs.backends.kubernetes.kubernetes_request import (
     NODE,
     RUN,
     Dict,
-    Request,
+    ObjectRequest,
     config_map,
     place,
 )
 from launcher.runs.payload import diagnose
-from launcher.runs.plan.job import KILLED, Cause, Ended, Job, Lost, Piece
+from launcher.runs.plan.job import KILLED, ConnectionLost, EndCause, ExitStatus, Job, OutputPiece
 from launcher.runs.plan.plan import Plan
 from launcher.runs.records import record
 
@@ -67,7 +67,7 @@ class Cluster:
 
 
 @dataclass
-class Seen(host.Asked):
+class ClusterQuery(host.SchedulerQuery):
     """What the cluster says of a run, all its nodes."""
 
     cluster: Cluster
@@ -150,21 +150,21 @@ def _ended(pod: Dict) -> NodeState | None:
     status, container = pod.get("status", {}), _container(pod)
     for which in ("lastState", "state"):
         if told := container.get(which, {}).get("terminated"):
-            cause = Cause.MEMORY if told.get("reason") == "OOMKilled" else Cause.ITSELF
+            cause = EndCause.MEMORY if told.get("reason") == "OOMKilled" else EndCause.ITSELF
             at = told.get("finishedAt")
             ended_at = group.seconds_since_1970(at) if at else time.time()
-            return NodeState(True, Ended(int(told["exitCode"]), cause), ended_at)
+            return NodeState(True, ExitStatus(int(told["exitCode"]), cause), ended_at)
     if status.get("phase") == "Failed":  # evicted, or its node has gone
         why = ": ".join(filter(None, (status.get("reason"), status.get("message"))))
-        return NodeState(True, Ended(KILLED, why=why), time.time())
+        return NodeState(True, ExitStatus(KILLED, why=why), time.time())
     return None
 
 
 @dataclass
-class PodJob(host.Polled):
+class PodJob(host.PolledJob):
     """A node of a run: its pod, or those that came after one another."""
 
-    seen: Seen
+    seen: ClusterQuery
     name: str
     rank: int
     labels: Mapping[str, str]
@@ -181,7 +181,7 @@ class PodJob(host.Polled):
         pod = self.seen.fresh().pods.get(self.rank)
         return str(pod["metadata"]["name"]) if pod else f"{self.name}-{NODE}-0-{self.rank}"
 
-    def output(self, *, follow: bool = True) -> Iterator[Piece]:
+    def output(self, *, follow: bool = True) -> Iterator[OutputPiece]:
         read = set[str]()
         while True:
             state = self.seen.fresh().state(self.rank)
@@ -198,7 +198,7 @@ class PodJob(host.Polled):
                 self.seen.tell_waiting()
                 time.sleep(POLL_SECONDS)
 
-    def _log(self, pod: str, follow: bool) -> Generator[Piece, None, str]:
+    def _log(self, pod: str, follow: bool) -> Generator[OutputPiece, None, str]:
         """What a pod has written; returns why there is no more, where kubectl failed."""
         words = [pod, f"--container={NODE}", *(["--follow"] if follow else [])]
         with subprocess.Popen(
@@ -212,7 +212,7 @@ class PodJob(host.Polled):
             assert process.stderr
             try:
                 while data := process.stdout.read(CHUNK):
-                    yield Piece(False, data)
+                    yield OutputPiece(False, data)
                 told = process.stderr.read().decode(errors="replace").strip()
             finally:
                 process.terminate()
@@ -230,10 +230,10 @@ class PodJob(host.Polled):
             if not pod or pod["metadata"]["uid"] != uid or _ended(pod):
                 return
             if time.monotonic() >= until:
-                raise Lost(f"{self.handle}: {why}, and it goes on")
+                raise ConnectionLost(f"{self.handle}: {why}, and it goes on")
             time.sleep(POLL_SECONDS)
 
-    def ended(self) -> Ended | None:
+    def ended(self) -> ExitStatus | None:
         return self.seen.fresh().state(self.rank).ended
 
     def state(self) -> str:
@@ -272,7 +272,7 @@ class PodJob(host.Polled):
 class KubernetesJob(Group):
     """A run's pods as one job, and the object that owns them."""
 
-    seen: Seen = field(kw_only=True)
+    seen: ClusterQuery = field(kw_only=True)
     name: str = field(kw_only=True)
     logs: dict[str, str] = field(default_factory=dict, kw_only=True, repr=False)
 
@@ -290,9 +290,9 @@ class KubernetesJob(Group):
                 self.logs[pod] = self.seen.cluster.ask("logs", pod, *words)
         return self.logs.get(pod, "")
 
-    def ended(self) -> Ended | None:
+    def ended(self) -> ExitStatus | None:
         if self.seen.fresh().owner is None:
-            return Ended(KILLED, Cause.REMOVED)
+            return ExitStatus(KILLED, EndCause.REMOVED)
         return super().ended()
 
     def state(self) -> str:
@@ -328,7 +328,7 @@ class KubernetesJob(Group):
         return self.seen.cluster.argv("exec", *attached, *where)
 
 
-def submit(plan: Plan, asked: Request) -> KubernetesJob:
+def submit(plan: Plan, asked: ObjectRequest) -> KubernetesJob:
     """The job, created. Raises EngineError, and leaves nothing, where the cluster refuses it."""
     cluster, kind = Cluster(_settled(asked.place)), str(asked.manifest["kind"])
     folder = record.make(plan.run)
@@ -380,7 +380,7 @@ def _job(cluster: Cluster, kind: str, manifest: Mapping[str, Any]) -> Kubernetes
     told = manifest["metadata"].get("annotations") or {}
     labels = {key: str(value) for key, value in told.items() if key.startswith(LABEL)}
     run, name = manifest["metadata"]["labels"][RUN], str(manifest["metadata"]["name"])
-    seen, count = Seen(cluster, kind, run), int(labels.get(f"{LABEL}nodes", "1"))
+    seen, count = ClusterQuery(cluster, kind, run), int(labels.get(f"{LABEL}nodes", "1"))
     nodes: tuple[Job, ...] = tuple(PodJob(seen, name, rank, labels) for rank in range(count))
     return KubernetesJob(nodes, labels, seen=seen, name=name)
 

@@ -50,7 +50,7 @@ UNPACK = (
 
 
 @dataclass(frozen=True)
-class Request:
+class ObjectRequest:
     """What is asked for: an object as the cluster's API has it, and kubectl's words for where.
 
     payload: the name of the ConfigMap that goes with it
@@ -61,7 +61,7 @@ class Request:
     payload: str = ""
 
 
-def request(plan: Plan, asked: Kubernetes, environ: Mapping[str, str]) -> Request:
+def request(plan: Plan, asked: Kubernetes, environ: Mapping[str, str]) -> ObjectRequest:
     """The object of `plan`; variables without a value take theirs of `environ`.
 
     Raises UsageError for what no pod can have, and where a secret's value would stand in it.
@@ -73,7 +73,7 @@ def request(plan: Plan, asked: Kubernetes, environ: Mapping[str, str]) -> Reques
     told = shown.filled(told | {"annotations": dict(plan.labels)})
     manifest = {"apiVersion": version, "kind": kind, "metadata": told, "spec": spec}
     sent = config_map_name(plan) if plan.payload else ""
-    return Request(manifest, place(asked.context, asked.namespace), sent)
+    return ObjectRequest(manifest, place(asked.context, asked.namespace), sent)
 
 
 def config_map_name(plan: Plan) -> str:
@@ -296,7 +296,7 @@ def _unpacking(plan: Plan) -> tuple[str, ...]:
     return (plan.argv[0], "-c", UNPACK, f"{AT}/{PACKED}") if plan.payload else ()
 
 
-def show(plan: Plan, asked: Request, *, full: bool = False) -> str:
+def show(plan: Plan, asked: ObjectRequest, *, full: bool = False) -> str:
     """The `kubectl` that creates the object, which works when pasted into a shell.
 
     Where `full`, so does the one before it, for the payload: else that is named alone.

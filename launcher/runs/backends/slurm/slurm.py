@@ -15,7 +15,7 @@ from launcher.runs.backends.slurm import slurm_queue
 from launcher.runs.backends.slurm.slurm_request import (
     SIZES,
     NodeSize,
-    Request,
+    SlurmRequest,
     _container_here,
     array,
     node_sizes,
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class SlurmBackend(host.Scheduled):
+class SlurmBackend(host.SchedulerBackend):
     """Submits to the cluster whose programs are on PATH."""
 
     asked: Slurm = field(default_factory=Slurm)
@@ -66,7 +66,7 @@ class SlurmBackend(host.Scheduled):
         except EngineError:
             return []
 
-    def request(self, plan: Plan) -> Request:
+    def request(self, plan: Plan) -> SlurmRequest:
         asked = self.asked.model_copy(update={"array": None}) if self.tasks else self.asked
         return request(plan, asked, settings().runs / plan.run, self._sizes())
 

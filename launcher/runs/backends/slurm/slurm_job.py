@@ -15,11 +15,11 @@ from launcher.base.errors import LauncherError
 from launcher.base.names import LABEL
 from launcher.base.settings import settings
 from launcher.runs.backends import group, host, shown
-from launcher.runs.backends.group import Lines, NodeState, group_ended, node_name
+from launcher.runs.backends.group import NodeLines, NodeState, group_ended, node_name
 from launcher.runs.backends.slurm import slurm_queue
 from launcher.runs.backends.slurm.slurm_queue import GOES_ON, Queue
-from launcher.runs.backends.slurm.slurm_request import OUTPUT, SCRIPT, Request
-from launcher.runs.plan.job import KILLED, Cause, Ended, Piece
+from launcher.runs.backends.slurm.slurm_request import OUTPUT, SCRIPT, SlurmRequest
+from launcher.runs.plan.job import KILLED, EndCause, ExitStatus, OutputPiece
 from launcher.runs.plan.plan import Plan
 from launcher.runs.records import record
 
@@ -50,11 +50,11 @@ class SlurmJob(host.FolderJob):
     def _nodes(self) -> range:
         return range(int(self.labels.get(f"{LABEL}nodes", "1")))
 
-    def output(self, *, follow: bool = True) -> Iterator[Piece]:
+    def output(self, *, follow: bool = True) -> Iterator[OutputPiece]:
         """What the script and the nodes have written; of several nodes, whole lines, named."""
         script = len(self._nodes)
-        lines = {rank: Lines(f"{node_name(rank)} | ".encode()) for rank in self._nodes}
-        lines[script] = Lines(b"job | ")
+        lines = {rank: NodeLines(f"{node_name(rank)} | ".encode()) for rank in self._nodes}
+        lines[script] = NodeLines(b"job | ")
         sources = {(script, True): self.folder / OUTPUT}
         for rank in self._nodes:
             sources |= {(rank, is_error): self._file(rank, is_error) for is_error in (False, True)}
@@ -69,7 +69,7 @@ class SlurmJob(host.FolderJob):
                     read[rank, is_error] += len(data)
                     piece = lines[rank].add(data, is_error) if script > 1 else data
                     if piece:
-                        yield Piece(is_error, piece, rank)
+                        yield OutputPiece(is_error, piece, rank)
             if idle and last:
                 break
             if idle:
@@ -79,12 +79,12 @@ class SlurmJob(host.FolderJob):
                 time.sleep(POLL_SECONDS if any(read.values()) else FIRST_SECONDS)
         for rank, rests in lines.items():
             for is_error, rest in rests.rest():
-                yield Piece(is_error, rest, rank)
+                yield OutputPiece(is_error, rest, rank)
 
     def _file(self, rank: int, is_error: bool) -> Path:
         return self.folder / f"{node_name(rank)}.{'err' if is_error else 'out'}"
 
-    def ended(self) -> Ended | None:
+    def ended(self) -> ExitStatus | None:
         """By the script's last word, or where it could say none, by what Slurm knows of the job."""
         ended = self._said()
         if ended and not (self.requeue and ended.code):
@@ -95,25 +95,25 @@ class SlurmJob(host.FolderJob):
         if ended := self._said():
             return ended
         if not state:
-            return Ended(KILLED, Cause.REMOVED)
-        cause = Cause.MEMORY if state == "OUT_OF_MEMORY" else Cause.ITSELF
+            return ExitStatus(KILLED, EndCause.REMOVED)
+        cause = EndCause.MEMORY if state == "OUT_OF_MEMORY" else EndCause.ITSELF
         if state == "COMPLETED" and (self.folder / OUTPUT).exists():  # it couldn't write its code
-            return Ended(0)
+            return ExitStatus(0)
         code = ASKED if state.startswith("CANCELLED") else KILLED
         words = f"Slurm ended job {self.handle}: {state}"
         words += f" ({why})" if why else ""
         if state in ("COMPLETED", "FAILED") and not (self.folder / OUTPUT).exists():
             words += f"; its nodes don't see {self.folder}: let LAUNCHER_RUNS name a shared disk"
-        return Ended(code, cause, words)
+        return ExitStatus(code, cause, words)
 
-    def _said(self) -> Ended | None:
+    def _said(self) -> ExitStatus | None:
         code = host.number(self.folder / CODE)
         if code is None:
             return None
         if not (code and any(self._end(rank).exists() for rank in self._nodes)):
-            return Ended(code)
+            return ExitStatus(code)
         found = group_ended([self._state(rank) for rank in self._nodes], self._log)
-        return found if found and found.code else Ended(code)
+        return found if found and found.code else ExitStatus(code)
 
     def _end(self, rank: int) -> Path:
         return self.folder / f"{node_name(rank)}.end"
@@ -128,7 +128,7 @@ class SlurmJob(host.FolderJob):
                 why = self._log(rank).strip().rpartition("\n")[2]
                 return NodeState(False, refused=why or "what Slurm says of it stands above")
             code, at = told[-2:]
-            return NodeState(True, Ended(int(code)), float(at))
+            return NodeState(True, ExitStatus(int(code)), float(at))
         return NodeState.ended_by_others()
 
     def _log(self, rank: int) -> str:
@@ -210,7 +210,10 @@ def _read(path: Path, at: int) -> bytes:
 
 
 def submit(
-    plans: Mapping[int, Plan], asked: Mapping[int, Request], named: Sequence[str], given: str = ""
+    plans: Mapping[int, Plan],
+    asked: Mapping[int, SlurmRequest],
+    named: Sequence[str],
+    given: str = "",
 ) -> list[SlurmJob]:
     """The runs of one job, whose script is named; or given, of an array: a run for each number.
 

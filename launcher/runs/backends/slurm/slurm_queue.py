@@ -51,7 +51,7 @@ def cancel(job: str) -> None:
 
 
 @dataclass
-class Queue(host.Asked):
+class Queue(host.SchedulerQuery):
     """What squeue says of this user's jobs.
 
     A task of an array is known by both numbers, an array as a whole by what goes on of it.

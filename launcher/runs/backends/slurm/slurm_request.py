@@ -46,7 +46,7 @@ CHAIN = (
 
 
 @dataclass(frozen=True)
-class Request:
+class SlurmRequest:
     """A job to submit: its script, and where that is written.
 
     `requeue` is whether Slurm may start it again by itself.
@@ -101,7 +101,7 @@ def share(plan: Plan, sizes: Iterable[NodeSize]) -> dict[str, object]:
     }
 
 
-def request(plan: Plan, asked: Slurm, folder: Path, sizes: Iterable[NodeSize] = ()) -> Request:
+def request(plan: Plan, asked: Slurm, folder: Path, sizes: Iterable[NodeSize] = ()) -> SlurmRequest:
     """The job of `plan`, whose files lie in `folder` on a disk that all nodes see.
 
     sizes: of the nodes, where Slurm says them
@@ -123,7 +123,7 @@ def request(plan: Plan, asked: Slurm, folder: Path, sizes: Iterable[NodeSize] = 
         "again": again,
     }
     parts = ["head", "node", "start", *["again"] * goes_on, *["others"] * asked.is_chain, "end"]
-    return Request(_filled(parts, words), str(folder / SCRIPT), goes_on)
+    return SlurmRequest(_filled(parts, words), str(folder / SCRIPT), goes_on)
 
 
 def array(
