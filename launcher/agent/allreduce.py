@@ -1,4 +1,4 @@
-"""All-reduce over the ranks' GPUs: are the sums right, which pairs reach each other, how fast."""
+"""Runs all-reduce over the ranks' GPUs: checks sums and pairs, measures bandwidth."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What differs between the Megatron-Core releases and the torch versions they meet.
+"""Adapts to differences between Megatron-Core releases and torch versions.
 
 Every other name that `launcher.agent` uses of Megatron means the same in all of them.
 """

@@ -1,4 +1,4 @@
-"""Names what a step's time goes to, from a trace: kernels by families, gaps, communication.
+"""Sorts a step's time by cost, from a trace: kernel families, gaps, communication.
 
 A trace is Chrome's JSON as torch's profiler writes it (Kineto's output_json.cpp); names of kernels
 are those of cuBLAS, cuDNN, CUTLASS, NCCL, Triton, PyTorch, Apex and Transformer Engine.

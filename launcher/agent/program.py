@@ -1,4 +1,4 @@
-"""Runs a script, or `-m MODULE`, as `python3` would, in a process that has been prepared for it."""
+"""Runs a script, or `-m MODULE`, as `python3` would, in a process that is already prepared."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Puts the traces that ranks have written in their place, and says what their time went to."""
+"""Collects the traces that ranks write, and reports what their time went to."""
 
 from __future__ import annotations
 

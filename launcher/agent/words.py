@@ -1,4 +1,4 @@
-"""The words by which the launcher knows what the runner says, and the names of what it keeps."""
+"""Texts and file names by which the launcher recognises what the runner reports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An end to a question over HTTP: an answer that is late, or never whole, is none."""
+"""A deadline for HTTP requests: an answer that is late or incomplete is an error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files as this project writes and opens them: all or nothing, and through no link.
+"""Writes and opens files: atomically, and never through a symbolic link.
 
 We run as root on people's machines. What is written stands aside, under a name that can't be
 guessed, until all of it is on the disk, and takes its place by a rename. Whatever doesn't fit is

@@ -1,4 +1,4 @@
-"""Installs the packages that only some commands need, when one of them is first asked for."""
+"""Installs optional packages when a command first needs them."""
 
 from __future__ import annotations
 

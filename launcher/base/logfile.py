@@ -1,4 +1,4 @@
-"""Files that are written while a run goes on: a full disk costs some lines, and never the run."""
+"""Log files of a running job: a full disk loses some lines, and never ends the run."""
 
 from __future__ import annotations
 

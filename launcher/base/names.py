@@ -1,4 +1,4 @@
-"""What is named from outside: git's addresses and refs, images, tags, folders, pip's indexes.
+"""Checks names from outside: git addresses and refs, images, tags, folders, package indexes.
 
 Each is checked wherever it comes in, from a file or the command line. It goes on to git, pip or
 docker as a word, so none begins with a dash, which would make an option of it.

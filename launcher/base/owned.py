@@ -1,4 +1,4 @@
-"""Folders that this project made: marked, locked, swept and removed, and never anybody else's.
+"""Folders that this project made: creates, marks, locks, sweeps and removes them, and no others.
 
 We run as root on people's machines. What is removed lies below a folder that was named, is reached
 by no symbolic link, and, a folder, holds our marker. Whatever doesn't fit is refused by an

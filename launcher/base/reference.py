@@ -1,4 +1,4 @@
-"""An image's name, read in its parts as engines read it."""
+"""Parses an image name into registry, repository, tag and digest, as engines do."""
 
 from __future__ import annotations
 

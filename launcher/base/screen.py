@@ -1,4 +1,4 @@
-"""What people see: what is being done, sizes and times, and no text as a command to the terminal.
+"""Terminal output: progress lines, sizes and durations, and text without control characters.
 
 Names, labels, logs' and registries' words are somebody else's. The command line prints through
 `guarded`, where no command of ours need think of that. A training program's own output doesn't go

@@ -1,4 +1,4 @@
-"""Folders and mirrors: the one place where a site's differences stand, in a file or variables."""
+"""A site's settings: folders and mirrors, from variables or a file."""
 
 from __future__ import annotations
 

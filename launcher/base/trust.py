@@ -1,4 +1,4 @@
-"""Whose folders are written to: those that nobody else can change behind our back.
+"""Checks that nobody else can change a folder before we write to it.
 
 We run as root on people's machines, and what another user can put into a folder is another user's.
 """

@@ -1,4 +1,4 @@
-"""Reads compressed files to their end, and never past a missing end without saying so."""
+"""Reads compressed files, and reports one that ends too early."""
 
 from __future__ import annotations
 

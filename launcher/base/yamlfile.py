@@ -1,4 +1,4 @@
-"""Reads a YAML file into a strict pydantic model; a wrong one gives file, line, key and reason."""
+"""Reads a YAML file into a strict pydantic model; errors give file, line, key and reason."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Python's zstd: its own from 3.14 on, before that the same module by another name."""
+"""zstd for Python: the standard library's from 3.14 on, its backport before."""
 
 from __future__ import annotations
 

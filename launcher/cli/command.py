@@ -1,4 +1,4 @@
-"""What a command is: a function, whose docstring is its help, with the arguments that it takes.
+"""Defines a command: a function, whose docstring is its help, with its arguments.
 
 Only argparse is imported here and at the top of the modules of commands, so that `--help` is quick;
 a command imports what it needs when it runs.

@@ -1,4 +1,4 @@
-"""`launcher completion`: what a shell completes of the command line, by shtab, from its parser."""
+"""`launcher completion`: shell completion, made by shtab from the parser."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`launcher data`: text to Megatron's data files, and what is in them."""
+"""`launcher data`: makes Megatron's data files from text, and shows what is in them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Commands that need no engine of the user's: `demo`, and `engine`, which keeps one up."""
+"""`launcher demo` and `launcher engine`, which bring their own container engine."""
 
 from __future__ import annotations
 

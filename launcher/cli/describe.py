@@ -1,4 +1,4 @@
-"""Shows a plan to a person: what `--dry-run` prints above the backend's own form of it."""
+"""Describes a plan in words: what `--dry-run` prints above the backend's command."""
 
 from __future__ import annotations
 

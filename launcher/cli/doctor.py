@@ -1,4 +1,4 @@
-"""`launcher doctor`: what this machine and its engine are able to run."""
+"""`launcher doctor`: reports what this machine and its engine can run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The likeliest tokens after some, of a checkpoint: python3 -m launcher.trainer.generate."""
+"""Generates the most likely next tokens: python3 -m launcher.trainer.generate."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Says how fast this machine multiplies matrices and copies: a line of JSON; `rate.py bf16`."""
+"""Measures matrix products and copies on this machine, as a line of JSON; `rate.py bf16`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is missing or cut short in a checkpoint, found without torch and running nothing of it."""
+"""Checks a checkpoint for missing or truncated files, without torch or its code."""
 
 from __future__ import annotations
 

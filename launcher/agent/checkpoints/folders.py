@@ -1,4 +1,4 @@
-"""The folders of checkpoints: which are complete, which to set aside, which to remove.
+"""Checkpoint folders: which are complete, which to set aside, which to remove.
 
 It needs only the standard library, so that the launcher can look at a folder from outside.
 """

@@ -1,4 +1,4 @@
-"""Holds a folder of checkpoints for one run, as long as the process that started its ranks lives.
+"""Locks a checkpoint folder for one run, as long as the process that started its ranks lives.
 
 A run locks `LOCK` in the folder: the kernel takes the lock from a process that ends. Some network
 file systems keep locks to one machine, or have none. So the holder also sets the file's time of

@@ -1,4 +1,4 @@
-"""Whose a checkpoint is: the line of runs that saved it, each going on from the one before.
+"""Records which run saved a checkpoint, and the line of runs that it continues.
 
 A line has the id of its first run. A checkpoint says its line in a file of its own, once it is
 complete. What says nothing is that of the run which has claimed the folder, by a file beside, but

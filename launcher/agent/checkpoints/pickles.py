@@ -1,4 +1,4 @@
-"""Pickles read as they stand: nothing that they name is imported or called.
+"""Reads pickles without importing or calling anything that they name.
 
 A few bytes of a pickle can ask for gigabytes (a place in its memo) or for years (nested tuples as
 a key). So a process of its own reads it first, and may take memory and time by what it has read.

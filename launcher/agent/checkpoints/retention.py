@@ -1,4 +1,4 @@
-"""Signs checkpoints while a run goes on and removes old ones, whatever program saves them."""
+"""Signs new checkpoints and removes old ones while a run goes on, whatever program saves them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Several nodes, before their ranks start: whether all have the same image, GPUs, clock …"""
+"""Compares nodes before their ranks start: image, GPUs, clock, shared folders."""
 
 from __future__ import annotations
 

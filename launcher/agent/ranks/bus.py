@@ -1,4 +1,4 @@
-"""Why a rank was killed by SIGBUS: a file that it has mapped became shorter under it."""
+"""Explains a SIGBUS: a file that the rank had mapped became shorter."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The other nodes while ranks run: the links by which they met tell who has failed, or has gone.
+"""Watches the other nodes while ranks run: each node reports failures over the links they met by.
 
 Else ranks wait for those of such a node until the time-out of what they communicate by.
 """

@@ -1,4 +1,4 @@
-"""Whether the image's torch has code for the GPUs that are visible."""
+"""Checks whether the image's torch has code for the visible GPUs."""
 
 from __future__ import annotations
 

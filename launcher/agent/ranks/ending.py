@@ -1,4 +1,4 @@
-"""How a rank ends: with an exit code of its own, and a line where it can say why."""
+"""Exit codes of a rank, and the errors that end one with a message."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a node is asked to run: the ranks, what each of them is given, and what is refused."""
+"""The runner's command line: the ranks of a node, the variables of each, and what is refused."""
 
 from __future__ import annotations
 

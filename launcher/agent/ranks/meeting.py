@@ -1,4 +1,4 @@
-"""Where the nodes of a run meet before their ranks do: each tells the first one, by plain sockets.
+"""Lets the nodes of a run meet before their ranks start: each connects to the first one.
 
 It is the port at which the ranks' own store listens afterwards. That one can't say who is missing,
 nor give up when asked to; and a launcher on the host meets others the same way, without torch.

@@ -1,4 +1,4 @@
-"""Ports of other nodes: reached, or why not; and by which interface NCCL and gloo reach them."""
+"""Checks whether other nodes' ports can be reached, and by which interface."""
 
 from __future__ import annotations
 

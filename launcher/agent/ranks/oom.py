@@ -1,4 +1,4 @@
-"""Whether the kernel killed a process for want of memory, by its counters before and after."""
+"""Finds out from kernel counters whether a process was killed for lack of memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Becomes a rank's command, which the kernel kills when its parent ends without warning."""
+"""Starts a rank's command, which the kernel kills when its parent dies."""
 
 from __future__ import annotations
 

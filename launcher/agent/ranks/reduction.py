@@ -1,4 +1,4 @@
-"""A short all-reduce of all nodes, before their ranks start: whoever holds it up is named.
+"""Runs a short all-reduce over all nodes before their ranks start, and names a node that is slow.
 
 A process on each does it, as a library that waits for another node can't be asked to give up. It
 is a fork: torch is there already, and what it takes of a GPU goes with it.

@@ -1,4 +1,4 @@
-"""Nodes send to each other in a ring, as an all-reduce does: which pair is slow, cut or closed.
+"""Sends data around a ring of nodes, as an all-reduce does, to find slow or blocked pairs.
 
 Ranks listen at ports that the kernel chooses, so this does as well.
 """

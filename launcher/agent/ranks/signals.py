@@ -1,4 +1,4 @@
-"""Hears signals in a thread of its own, whatever the main thread waits for meanwhile."""
+"""Receives signals in a thread of its own, so that a blocked main thread can't delay them."""
 
 from __future__ import annotations
 

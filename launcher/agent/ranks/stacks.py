@@ -1,4 +1,4 @@
-"""Lets a rank write its Python stacks on SIGUSR2, even from inside a collective; reads them."""
+"""Lets a rank write its Python stacks on SIGUSR2, even inside a collective, and reads them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A request to stop, by a signal that reaches the ranks of a run at different iterations."""
+"""Agrees between ranks on the iteration to stop at, as a signal reaches them at different times."""
 
 from __future__ import annotations
 

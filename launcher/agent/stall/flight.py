@@ -1,4 +1,4 @@
-"""Reads the records that NCCL's process groups keep of their last collectives.
+"""Reads the flight records that NCCL's process groups keep of their last collectives.
 
 torch writes them as pickles, of a ring of entries for each process: FlightRecorderDetail.hpp in
 torch/csrc/distributed/c10d, and https://docs.pytorch.org/tutorials/unstable/flight_recorder_tutorial.html

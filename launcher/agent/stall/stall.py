@@ -1,4 +1,4 @@
-"""Says which rank of a run that stands still waits where, from their stacks and flight records."""
+"""Finds which rank of a stalled run waits where, from stacks and flight records."""
 
 from __future__ import annotations
 

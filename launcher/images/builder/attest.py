@@ -1,4 +1,4 @@
-"""Says what an image was made of: SLSA provenance, as an in-toto statement.
+"""Writes what an image was made of: SLSA provenance, as an in-toto statement.
 
 The JSON is written plainly. The in-toto package for Python is protobuf messages, last released in
 2023, and would bring protobuf to every user; the tests hold each statement against its messages.

@@ -1,4 +1,4 @@
-"""What lies beside an image on this machine: <cache>/images/<ID in hex>/, written after a build."""
+"""The documents of an image on this machine: <cache>/images/<ID in hex>/, written after a build."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Has an engine build a context: by BuildKit, by podman, or by its classic builder.
+"""Builds a context with an engine: by BuildKit, podman or the classic builder.
 
 In all of them: no network, and the steps as they come, for a progress line. What is the same at
 every build by each of them is in docs/reproducible.md.

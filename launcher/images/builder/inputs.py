@@ -1,4 +1,4 @@
-"""What rows read from outside, found in the cache or fetched, ahead of a build."""
+"""Finds or fetches the inputs of rows before a build."""
 
 from __future__ import annotations
 

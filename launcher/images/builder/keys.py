@@ -1,4 +1,4 @@
-"""The keys that images get, by the matrix and its lock alone: no engine, nothing fetched."""
+"""Computes the keys of images from the matrix and its lock: without an engine, without fetching."""
 
 from __future__ import annotations
 

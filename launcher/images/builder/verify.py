@@ -1,4 +1,4 @@
-"""Looks into a base and into the image made from it: the base's own packages must be untouched."""
+"""Inspects a base and the image made from it: the base's own packages must be unchanged."""
 
 from __future__ import annotations
 

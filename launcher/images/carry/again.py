@@ -1,4 +1,4 @@
-"""Builds an image again from the lock and tells whether it is the same, and where it isn't."""
+"""Builds an image again from the lock, and reports whether and where the two differ."""
 
 from __future__ import annotations
 
@@ -157,10 +157,7 @@ def request(
 def unnamed(
     labels: dict[str, str], named: Departures | BuildRequest, base: str = ""
 ) -> dict[str, str]:
-    """The base and the builder that an image says it was made with, and that nobody has named.
-
-    Neither the row's own, `base`, nor the lock's builder, of which it says nothing.
-    """
+    """Base and builder in the labels that differ from the row's, and that no option named."""
     at = {"base": f"{OCI}base.name", "builder": f"{LABEL}builder"}
     said = {key: labels.get(label, "") for key, label in at.items() if getattr(named, key) is None}
     return {key: name for key, name in said.items() if name not in ("", base)}

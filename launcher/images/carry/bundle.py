@@ -1,4 +1,4 @@
-"""A bundle: all inputs of some rows in one folder, checked whole before anything of it is used.
+"""A bundle: all inputs of some rows in one folder, checked as a whole before use.
 
 `sha256/HASH/NAME` is a file of the cache, `git/COMMIT.pack` a source's commit, `images/ID` an image
 as `image save` writes it. `bundle.json` lists every file, and is written last. The same inputs give

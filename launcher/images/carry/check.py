@@ -1,4 +1,4 @@
-"""Checks every file of a saved image by its sha256, before anything of it is used."""
+"""Checks every file of a saved image by its sha256 before it is used."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compares what two images add to a base, by file; what is in a file is diffoscope's to tell."""
+"""Compares by file what two images add to a base; diffoscope shows the difference in a file."""
 
 from __future__ import annotations
 

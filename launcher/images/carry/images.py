@@ -1,4 +1,4 @@
-"""Which image of an engine is meant, and which other one it is built on."""
+"""Finds the image in an engine that a name means, and the one that it is built on."""
 
 from __future__ import annotations
 

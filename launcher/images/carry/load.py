@@ -1,4 +1,4 @@
-"""Gives a saved image to an engine: checked first, unpacked on the fly, named last."""
+"""Loads a saved image into an engine: checked first, unpacked on the fly, named last."""
 
 from __future__ import annotations
 

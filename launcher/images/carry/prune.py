@@ -1,4 +1,4 @@
-"""The images in an engine that were built here, those that nothing needs, and what they take."""
+"""Finds images in an engine that were built here and that nothing needs, and their size."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Carries an image through a registry: layer by layer, and its digest compared at both ends."""
+"""Pushes and pulls an image through a registry, and compares its digest at both ends."""
 
 from __future__ import annotations
 

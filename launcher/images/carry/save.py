@@ -1,4 +1,4 @@
-"""Writes an image of an engine into a folder, layer by layer, as the engine gives them."""
+"""Saves an image from an engine into a folder, layer by layer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An engine and a base from what there is: the user's engine or a private one, pulled or made."""
+"""Finds or starts a container engine; pulls or builds the base image."""
 
 from __future__ import annotations
 

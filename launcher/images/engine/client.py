@@ -1,4 +1,4 @@
-"""Docker's client of an engine, whose questions end at a deadline."""
+"""Docker's client for an engine, with a deadline for each request."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Finds docker's compose; for an engine of our own it is fetched where it isn't there."""
+"""Finds docker compose; for an engine of our own it is downloaded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The disk that an engine's images take, and what BuildKit keeps beside them.
+"""Measures the disk space of an engine's images and of BuildKit's cache.
 
 BuildKit's cache holds the layers of every image that something was built on. Removing that image
 frees nothing until they go from the cache as well (seen with Docker 20.10: overlay2 kept 191 MB of

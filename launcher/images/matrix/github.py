@@ -1,4 +1,4 @@
-"""The matrix as a GitHub workflow takes it, the jobs of `strategy.matrix`: pure."""
+"""Renders the matrix as `strategy.matrix` of a GitHub workflow: pure."""
 
 from __future__ import annotations
 

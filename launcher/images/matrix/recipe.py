@@ -1,4 +1,4 @@
-"""All that a build of a row reads from outside, exactly: the row, a release and the lock, pure."""
+"""All inputs of a build, exactly: the row, a release and the lock. Pure."""
 
 from __future__ import annotations
 

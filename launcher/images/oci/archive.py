@@ -1,4 +1,4 @@
-"""Archives for `docker load`: written entry by entry, and given to an engine.
+"""Writes archives for `docker load`, entry by entry, and loads them into an engine.
 
 The same input gives the same bytes: times are 0, and no image has a name in them.
 """

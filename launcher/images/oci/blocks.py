@@ -1,4 +1,4 @@
-"""Bytes in blocks: taken from streams, hashed, and read from files as they are listed."""
+"""Reads streams and files in blocks, and hashes them."""
 
 from __future__ import annotations
 

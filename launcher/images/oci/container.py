@@ -1,4 +1,4 @@
-"""The door to an engine's images and containers: what one is, its names, and files out of it."""
+"""Asks an engine about images and containers: their ID, names and files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reads what is in an image's layers from what an engine saves, as it passes; unpacks nothing."""
+"""Reads the entries of an image's layers from a `docker save` stream, without unpacking them."""
 
 from __future__ import annotations
 

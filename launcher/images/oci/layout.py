@@ -1,4 +1,4 @@
-"""What a saved image is on disk: an OCI image layout, and a list of its files with their sha256.
+"""The format of a saved image: an OCI image layout, and a list of its files with their sha256.
 
 The layout is that of https://github.com/opencontainers/image-spec/blob/main/image-layout.md. It
 allows blobs to be missing: here those of the base (`--thin`). `documents/` has what lay beside the

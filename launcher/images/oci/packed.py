@@ -1,4 +1,4 @@
-"""Layers packed by zstd, as `docker save | zstd -T0` packs, but each for itself.
+"""Layers compressed by zstd, each on its own.
 
 What is packed is the same bytes on any machine: zstd makes them so with any number of threads
 (https://github.com/facebook/zstd/blob/dev/lib/zstd.h, ZSTD_c_nbWorkers), and its version is locked.

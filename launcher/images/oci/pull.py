@@ -1,4 +1,4 @@
-"""Follows pushes and pulls; tells apart why one fails, and says what to do about each."""
+"""Follows pushes and pulls; explains why one fails, and what to do about it."""
 
 from __future__ import annotations
 

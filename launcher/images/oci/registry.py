@@ -1,4 +1,4 @@
-"""Talks to an image's registry over HTTP, with the user's own credentials: what has a name there.
+"""Asks a registry over HTTP, with the user's credentials, what an image name stands for.
 
 What is asked and answered is the OCI distribution specification and, for the tokens, the
 authentication that Docker's registry documents.

@@ -1,4 +1,4 @@
-"""Gives an image the source's time where the engine's builder wrote its clock into it.
+"""Replaces build timestamps in an image by the source's time.
 
 BuildKit reads SOURCE_DATE_EPOCH from version 0.11 on (Docker 23). An older one writes the time of
 the build into the image's configuration, so that its ID is another at every build, with the same

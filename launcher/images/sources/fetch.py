@@ -1,4 +1,4 @@
-"""Fetches what a build reads: Python packages into a content-addressed cache, checked by sha256.
+"""Downloads Python packages into a content-addressed cache, checked by sha256.
 
 A cached file lies at <cache>/sha256/<hash>/<its name>, so that its name and its hash are both at
 hand; it is hashed again each time it is used.

@@ -1,4 +1,4 @@
-"""Fetches an sdist without pip, which runs its setup.py to learn its metadata.
+"""Downloads an sdist without pip, which would run its setup.py.
 
 Indexes, their logins, proxy and certificates are those of pip's own configuration. An index answers
 by the simple API: PEP 691's JSON, or PEP 503's HTML.

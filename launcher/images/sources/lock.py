@@ -1,4 +1,4 @@
-"""Writes matrix.lock: what the matrix's requirements and releases are, exactly.
+"""Writes matrix.lock: the exact versions and hashes of all that the matrix names.
 
 Sorted, without times and without URLs: a site's mirrors don't show in it. A pin that still holds is
 kept, so that locking again changes nothing; what is asked and can't be reached keeps its pin too.

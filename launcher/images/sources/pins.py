@@ -1,4 +1,4 @@
-"""The images that a build starts from: those of the lock, or else what a tag names, told so."""
+"""The base and builder of a build: those of the lock, else what a tag names, with a warning."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A container of a Docker-compatible engine as a job, and the engine's words for what fails."""
+"""A container of a Docker-compatible engine as a job, and the causes of its failures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Several nodes as one job: how it ended, which node failed first, what all of them say.
+"""Several nodes as one job: its exit status, the node that failed first, the output of all.
 
 It knows the nodes by their jobs, and not what carries them out.
 """

@@ -1,4 +1,4 @@
-"""What backends without an engine have in common: programs of this machine, a run's folder."""
+"""What backends without an engine share: this machine's programs, a folder for each run."""
 
 from __future__ import annotations
 

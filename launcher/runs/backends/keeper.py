@@ -1,4 +1,4 @@
-"""Starts a local run's process and stays with it: its output and exit code outlive the launcher.
+"""Starts a local run's process and keeps its output and exit code when the launcher ends.
 
 The output goes through a process of its own, the pump, which outlives the keeper: what the disk of
 the records doesn't take is lost, and the run goes on.

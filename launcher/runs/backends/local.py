@@ -1,4 +1,4 @@
-"""Carries a plan out right here: the same ranks in this environment, without a container."""
+"""The local backend: starts the ranks in this environment, without a container."""
 
 from __future__ import annotations
 

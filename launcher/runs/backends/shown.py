@@ -1,4 +1,4 @@
-"""What the commands that are shown have in common: secrets stay out of them."""
+"""Renders commands for people, without secrets."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def literal(text: str) -> str:
 
 
 def filled(told: Mapping[str, Any]) -> dict[str, Any]:
-    """What isn't None or empty: of the rest an engine or a cluster has its own."""
+    """Drops unset keys, so that the engine's or the cluster's defaults apply."""
     return {key: value for key, value in told.items() if value not in (None, "", [], {})}
 
 

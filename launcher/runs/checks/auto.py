@@ -1,4 +1,4 @@
-"""What `auto` in a run file comes to on the GPUs that the run is for."""
+"""Decides what `auto` in a run file means on the GPUs of the run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is checked before a run starts: the run against the machine it is to start on. All pure."""
+"""Checks a run against the machine that it is to start on. Pure."""
 
 from __future__ import annotations
 

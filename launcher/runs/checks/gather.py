@@ -1,4 +1,4 @@
-"""Looks at the machine, its engine, and the files of a run."""
+"""Collects facts about the machine, its engine and the files of a run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What was found out about a machine, and what is wrong with it.
+"""What was found out about a machine, and the findings of its checks.
 
 None, or nothing, is what couldn't be told.
 """

@@ -1,4 +1,4 @@
-"""How much memory a GPT takes on each GPU: weights, gradients, optimizer, activations, logits.
+"""Estimates a GPT's memory on each GPU: weights, gradients, optimizer, activations, logits.
 
 Activations are those of Korthikanti et al., Reducing Activation Recomputation in Large Transformer
 Models (https://arxiv.org/abs/2205.05198), section 4, with its sizes written out so that they hold

@@ -1,4 +1,4 @@
-"""What the nodes of a run are to each other, before there is one: `launcher doctor --nodes`."""
+"""Checks whether the nodes of a run reach each other: `launcher doctor --nodes`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is told of a machine alone, without a run: `launcher doctor`."""
+"""The report on a machine alone, without a run: `launcher doctor`."""
 
 from __future__ import annotations
 

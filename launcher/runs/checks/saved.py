@@ -1,4 +1,4 @@
-"""The folders of checkpoints before the start: room for them, and what is loaded from there."""
+"""Checks checkpoint folders before the start: free space, and whether what is loaded fits."""
 
 from __future__ import annotations
 

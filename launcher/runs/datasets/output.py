@@ -1,4 +1,4 @@
-"""What a job writes: aside, by one job at a time, and all of it appears or nothing."""
+"""Writes output files aside and publishes them together, one job at a time."""
 
 from __future__ import annotations
 

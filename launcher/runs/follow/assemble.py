@@ -1,4 +1,4 @@
-"""From a run file to its plan: looks up what a plan takes from the image, machine and clock."""
+"""Makes the plan of a run file: asks the engine and the machine what it needs to know."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from launcher.runs.checks.machine import Gpu
 
 NO_PROGRAM = "./shell"
-"""A script of the host, which is what asks least of a run file; it is neither mounted nor run."""
+"""Placeholder program for containers that run a command instead of training."""
 
 
 SOCKETS = ("docker.sock", "podman.sock", "containerd.sock", "crio.sock")

@@ -1,4 +1,4 @@
-"""Who called, under sudo the user before it, and the files and folders that a plan needs."""
+"""The calling user (under sudo the one before root), and the files and folders of a plan."""
 
 from __future__ import annotations
 

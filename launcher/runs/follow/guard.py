@@ -1,4 +1,4 @@
-"""Guards a run that is followed: tells what its numbers show, ends it, or has it go back."""
+"""On NaN, a spike or a flat loss: warns, stops, or rewinds to a checkpoint."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who listens to a run that is followed: what keeps its log and its metrics."""
+"""Connects a followed run to what keeps its log and metrics, and watches it."""
 
 from __future__ import annotations
 

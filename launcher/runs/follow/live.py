@@ -1,4 +1,4 @@
-"""What a run says, passed on, and the line below it that says how far it is, and how fast."""
+"""Passes on a run's output, with a progress line below it."""
 
 from __future__ import annotations
 

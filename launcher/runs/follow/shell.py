@@ -1,4 +1,4 @@
-"""Runs a command, or opens a shell, in an image: with nothing of a run but its files and GPUs."""
+"""Runs a command or a shell in an image, with the files and GPUs of a run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A command in parts as an array of a Slurm cluster: submitted, waited for, its failure told."""
+"""Runs a command in parts as a Slurm array: submits, waits, reports failures."""
 
 from __future__ import annotations
 

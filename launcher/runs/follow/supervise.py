@@ -1,4 +1,4 @@
-"""Follows a run to its end: passes on its output, stops it when asked to, starts it again."""
+"""Follows a run to its end: passes on output, forwards stop requests, restarts it."""
 
 from __future__ import annotations
 

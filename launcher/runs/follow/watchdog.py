@@ -1,4 +1,4 @@
-"""Notices that a run doesn't go on, finds out where its ranks are, and ends it where configured."""
+"""Detects a run that is silent for too long, reports where its ranks are, and may end it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which options a program takes: our own, or those of an image's Megatron release; their keys."""
+"""The options that a program takes, of each Megatron series and of our own, and their keys."""
 
 from __future__ import annotations
 

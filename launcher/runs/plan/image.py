@@ -1,4 +1,4 @@
-"""Which image a run uses, and what is known of it before it runs."""
+"""The image of a run, and what is known about it before it runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What carries a plan out, and what was started of it: how all else sees backends and jobs."""
+"""Protocols: `Backend` renders and starts a Plan; `Job` is a started run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a run is spread over its processes: the field's rules, and the nearest values that work."""
+"""How a run is divided over its processes: the rules, and the nearest values that work."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The sizes of a GPT, by the options that a program is given: its parameters and operations."""
+"""The sizes of a GPT from its options: parameters and operations."""
 
 from __future__ import annotations
 

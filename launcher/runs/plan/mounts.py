@@ -1,4 +1,4 @@
-"""The host's files and folders that a run sees: its paths as they are inside, and the mounts."""
+"""The mounts of a run, and its paths inside the container."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The plan of a run: all a backend needs to know, and nothing of any one backend."""
+"""The plan of a run: all that a backend needs, and nothing about any one backend."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Plan:
     user laid over; the same as words stand in `argv`.
     `secrets` maps variables to the files of the host that hold their values. `checkpoints` is the
     folder of the host that is saved to. A run with `tie` stops when its standard input is closed.
-    `fewer` are the numbers of nodes that will do where not all come.
+    `fewer`: smaller node counts that the run may start with.
     """
 
     run: str

@@ -1,4 +1,4 @@
-"""What a run starts: our own program, a script of the image's Megatron, or one of the host."""
+"""What a run starts: our own program, a script of the image's Megatron, or a script of the host."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run file settled once, for one image and one number of GPUs: what a Plan is made of."""
+"""Resolves a run file once, for one image and one number of GPUs: what a Plan is made of."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rules between options that Megatron checks itself, minutes later, and what it ignores.
+"""Rules between options that Megatron checks only after the start, and options that it ignores.
 
 They are those of validate_args (megatron/training/arguments.py), ModelParallelConfig and
 TransformerConfig, initialize_model_parallel, OptimizerParamScheduler, build_tokenizer and the

@@ -1,4 +1,4 @@
-"""Looks for what is wrong in a run's numbers: NaN, infinity, a spike, a loss that stands still."""
+"""Detects trouble in a run's numbers: NaN, infinity, a spike, a flat loss."""
 
 from __future__ import annotations
 

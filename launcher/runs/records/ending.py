@@ -1,4 +1,4 @@
-"""What became of a run, by its exit code, its last words, and who asked it to end."""
+"""Explains how a run ended, from its exit code, its last lines and who stopped it."""
 
 from __future__ import annotations
 

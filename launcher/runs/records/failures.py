@@ -1,4 +1,4 @@
-"""Known failures, by what a run wrote before it ended: what it was, and what mends it.
+"""Known failures: recognises them in a log, and says what mends them.
 
 A log of any length is read in constant memory: of lines that differ in numbers and addresses
 alone, as 64 ranks write them, only the first is looked at.

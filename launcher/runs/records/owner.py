@@ -1,4 +1,4 @@
-"""Who follows a run, and whether it was asked to stop: known to every launcher of its user."""
+"""Lock and stop request of a run, so that one launcher supervises it."""
 
 from __future__ import annotations
 

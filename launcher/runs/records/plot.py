@@ -1,4 +1,4 @@
-"""The curves of runs, from what is kept of their metrics, and a picture that compares them."""
+"""Plots the metrics of runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run was made of: image, launcher, machine, files; and what of it is no longer the same."""
+"""Records what a run was made of (image, launcher, machine, files) and finds what has changed."""
 
 from __future__ import annotations
 

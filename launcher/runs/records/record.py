@@ -1,4 +1,4 @@
-"""The folder of a run: what is kept there of it, written and read in one way.
+"""The record of a run: its folder, written and read here only.
 
 First of all what was asked for, to go on with it later.
 """

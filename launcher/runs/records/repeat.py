@@ -1,4 +1,4 @@
-"""What repeats a run: the same configuration, image and beginning, and a place of its own.
+"""Prepares the exact repetition of a run, in a folder of its own.
 
 The tasks of an array repeat it too, each from another seed.
 """

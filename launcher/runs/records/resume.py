@@ -1,4 +1,4 @@
-"""What goes on with a run: the same, from its newest checkpoint, on another number of GPUs too."""
+"""Prepares a run to continue from its newest checkpoint, also on another number of GPUs."""
 
 from __future__ import annotations
 

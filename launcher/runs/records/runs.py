@@ -1,4 +1,4 @@
-"""The runs that there were: listed, filtered, shown whole, and pruned."""
+"""Lists, filters, shows and prunes recorded runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How fast a run trains: tokens a second, TFLOP/s on each GPU, and their share of its peak."""
+"""Computes tokens per second, TFLOP/s per GPU, and their share of the peak."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is kept of a run's output as it comes: the log, whole, and its metrics line by line."""
+"""Keeps a run's output as it arrives: the whole log, and its metrics by line."""
 
 from __future__ import annotations
 

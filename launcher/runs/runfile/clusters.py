@@ -1,4 +1,4 @@
-"""What a run file asks of the scheduler that carries the run out: Slurm's keys, and Kubernetes'."""
+"""The sections `slurm` and `kubernetes` of a run file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which values are secret, by their names or by their own form, and how they are shown."""
+"""Recognises secret values by their names or their form, and hides them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a value of a run file may be: strict, and told with its own words where it is wrong."""
+"""Types of values in a run file: strict, with messages in the user's words."""
 
 from __future__ import annotations
 

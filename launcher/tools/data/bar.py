@@ -1,4 +1,4 @@
-"""How far a data job is: one live line on a terminal, lines of JSON where it is piped."""
+"""Progress of a data job: a live line on a terminal, JSON lines where it is piped."""
 
 from __future__ import annotations
 

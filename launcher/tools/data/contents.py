@@ -1,4 +1,4 @@
-"""Reads a whole .bin and .idx in bounded memory: checks, counts, compares and joins them."""
+"""Checks, counts, compares and joins .bin and .idx files in bounded memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Makes jsonl of tables and text: one object of the wanted keys for each document."""
+"""Converts tables and text to jsonl: one object with the wanted keys per document."""
 
 from __future__ import annotations
 

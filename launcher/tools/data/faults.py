@@ -1,4 +1,4 @@
-"""What is wrong with an input: the errors of a data job, each with file, line and reason."""
+"""Errors in the input of a data job, each with file, line and reason."""
 
 from __future__ import annotations
 

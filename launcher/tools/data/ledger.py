@@ -1,4 +1,4 @@
-"""Accounts for what is read: how far a job is; records that give no document, told and listed."""
+"""Accounts for what a data job has read: its progress, and the list of bad records."""
 
 from __future__ import annotations
 

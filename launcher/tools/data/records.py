@@ -1,4 +1,4 @@
-"""Takes documents out of a block of input: the texts of each key, or why there are none."""
+"""Extracts documents from a block of input: the texts of each key, or why there are none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reads inputs of any kind as blocks of records: files, globs and standard input, packed or not."""
+"""Reads inputs as blocks of records: files, globs and standard input, compressed or not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows of csv and parquet files, and parts of a text: records that aren't single lines."""
+"""Reads rows of csv and parquet files, and parts of a text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The text of a run: tokenized before it starts, and given to it as data.path."""
+"""Tokenizes `data.text` before a run, and sets data.path to the result."""
 
 from __future__ import annotations
 

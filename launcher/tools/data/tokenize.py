@@ -1,4 +1,4 @@
-"""A tokenizing job: inputs to .bin and .idx, all documents or none."""
+"""Tokenizes inputs to .bin and .idx: all documents or none."""
 
 from __future__ import annotations
 

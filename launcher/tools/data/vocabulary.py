@@ -1,4 +1,4 @@
-"""GPT-2's vocabulary: vocab.json and merges.txt, found, checked, read as upstream reads them."""
+"""GPT-2's vocabulary: finds and checks vocab.json and merges.txt."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs a function over pieces in processes, and gives the results back in the pieces' order.
+"""Runs a function over pieces in processes, and returns results in order.
 
 Each process has one piece at a time, so memory is bounded by their number. A process ends with the
 one that started it, however that ends: the kernel kills it.

@@ -1,4 +1,4 @@
-"""Takes a `docker run` line apart: image, GPUs, mounts, variables, and what isn't carried over."""
+"""Parses a `docker run` line: image, GPUs, mounts, variables, and what isn't imported."""
 
 from __future__ import annotations
 

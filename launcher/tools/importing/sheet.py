@@ -1,4 +1,4 @@
-"""A run file as it is filled and written: each value as it was spelled, in a form its key takes."""
+"""Builds the text of an imported run file, with each value as it was spelled."""
 
 from __future__ import annotations
 

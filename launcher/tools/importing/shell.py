@@ -1,4 +1,4 @@
-"""Reads a shell script without running it: its commands as words, and what can't be known of them.
+"""Parses a shell script without running it: commands as words, and what can't be known.
 
 Assignments, arrays, `${X:-default}`, arithmetic and positional parameters are followed; what
 depends on a condition, a loop, a function or the output of a command is never guessed but told.

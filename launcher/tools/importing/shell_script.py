@@ -1,4 +1,4 @@
-"""Upstream's shell script to a run file: what starts training, its options, what is left over."""
+"""Imports a shell script as a run file: the training command, its options, and the rest."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Takes the #SBATCH lines of a script apart: nodes, GPUs and tasks of each, and what is left."""
+"""Parses the #SBATCH lines of a script: nodes, GPUs, tasks, and the rest."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which command of a shell script starts training, and what that takes to the program."""
+"""Finds the command of a shell script that starts training."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the words of a shell script come to, by its variables as they stand, and what isn't known.
+"""Evaluates words of a shell script by its variables, and marks what isn't known.
 
 The parser is tree-sitter's, with its grammar of bash:
 https://github.com/tree-sitter/tree-sitter-bash

@@ -1,4 +1,4 @@
-"""An image's facts, by a container that runs `inside` alone: asked, compared, put into a row."""
+"""Collects facts about an image in a container, and compares them with its row."""
 
 from __future__ import annotations
 

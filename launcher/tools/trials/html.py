@@ -1,4 +1,4 @@
-"""Results as one HTML page that needs nothing else: no network, no other file, no clock in it."""
+"""Renders results as one self-contained HTML page."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Results as files: JSON, JUnit XML for CI, Markdown; the same for the same results.
+"""Writes results as JSON, JUnit XML and Markdown, deterministically.
 
 Those that are committed are merged with newer ones; README.md shows their table.
 """

@@ -1,4 +1,4 @@
-"""What came of a cell of the matrix, and how it compares with what was expected of it."""
+"""The result of a matrix cell, compared with what was expected."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tries one cell after the other, within limits; what is finished is kept, and not tried again."""
+"""Tries one cell after the other within limits, and skips what is finished."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Training in an image, by the launcher's own command: a trial is a few runs and what they show."""
+"""Trains in an image by the launcher's own command, and checks the result."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Measures settings: each is a short run of the launcher's own, kept in the tune's folder."""
+"""Measures settings by short runs, kept in the tune's folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long a step should take, from what is published of a card, and how far off that is.
+"""Predicts the time of a step from a GPU's published rates, and how accurate that is.
 
 A step's time is the larger of two: what the host takes to launch its kernels, and what the card
 takes for its matrix products and its memory traffic; then come communication between GPUs and the

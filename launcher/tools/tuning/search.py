@@ -1,4 +1,4 @@
-"""Looks for the fastest setting in few measurements: along each axis, the best predicted first."""
+"""Searches for the fastest setting with few measurements, the best predicted first."""
 
 from __future__ import annotations
 

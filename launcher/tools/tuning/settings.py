@@ -1,4 +1,4 @@
-"""The settings that a run may have and be the same run: its axes, and what can't work of them."""
+"""The settings that a tune may try without changing the run's mathematics."""
 
 from __future__ import annotations
 

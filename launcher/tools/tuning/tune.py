@@ -1,4 +1,4 @@
-"""Tunes a run: predicts, measures, and tells what holds the fastest setting back."""
+"""Tunes a run: predicts, measures, and explains what limits the fastest setting."""
 
 from __future__ import annotations
 

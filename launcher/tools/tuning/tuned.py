@@ -1,4 +1,4 @@
-"""The tuned run file: the original's text with what was changed, and the measurements above it."""
+"""Writes the tuned run file: the original's text with the changes and the measurements."""
 
 from __future__ import annotations
 

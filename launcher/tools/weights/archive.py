@@ -1,4 +1,4 @@
-"""torch's own files, read and written without torch: zip archives of a pickle and raw storages.
+"""Reads and writes torch's files without torch: zip archives of a pickle and raw storages.
 
 The format is that of torch.save since 1.6: `data.pkl`, whose tensors name a storage by its key, and
 `data/KEY`, uncompressed, little-endian.

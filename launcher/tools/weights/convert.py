@@ -1,4 +1,4 @@
-"""Weights carried over: a checkpoint to a folder of Hugging Face's, back, and to another format.
+"""Converts checkpoints: to Hugging Face, from it, and between Megatron's formats.
 
 All of it or nothing: what is written stands aside until it is whole. Optimizer states stay behind.
 """

@@ -1,4 +1,4 @@
-"""What a user names to take weights from, a run or a folder; its tokenizer, and what it says."""
+"""Finds the checkpoint that a user names by run or folder, and its tokenizer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Megatron's checkpoints as they are on the disk: names, shapes, layout; tensors when asked for.
+"""Reads Megatron's checkpoints: names, shapes, layout, and tensors on demand.
 
 Of both formats: `torch_dist`, in which a tensor is many pieces, and the one from before, in which
 each rank has a file of its own. A layer's tensors have the names of Megatron's local layers, one

@@ -1,4 +1,4 @@
-"""Weights as Hugging Face has them: shards in the safetensors format, and the index of them.
+"""Reads and writes Hugging Face's safetensors shards and their index.
 
 A file is a header's length in 8 bytes, the header, JSON that gives each tensor's type, shape and
 place, and the tensors' bytes (https://github.com/huggingface/safetensors, "Format").

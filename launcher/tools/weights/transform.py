@@ -1,4 +1,4 @@
-"""How Megatron's tensors become Hugging Face's, and back: moved about, never calculated with.
+"""Rearranges Megatron's tensors into Hugging Face's, and back; no value changes.
 
 Each is a pair of functions. `apart` takes one of Megatron's and gives as many as there are names;
 `together` takes those, and gives Megatron's.

@@ -1,4 +1,4 @@
-"""Megatron's checkpoints, written without torch, one tensor in memory at a time."""
+"""Writes Megatron's checkpoints without torch, one tensor in memory at a time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""GPT-2's layers of few kernels: matrix products, attention, and Triton's between them.
+"""GPT-2 layers of few kernels: matrix products, attention, and Triton kernels between them.
 
 For a CUDA graph, since the host starts each kernel by itself.
 """

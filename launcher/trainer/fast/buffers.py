@@ -1,4 +1,4 @@
-"""How Megatron's masters, moments and 16-bit parameters come to lie as their gradients do."""
+"""Re-lays fp32 masters, Adam moments and 16-bit parameters in flat buffers, as gradients lie."""
 
 from __future__ import annotations
 

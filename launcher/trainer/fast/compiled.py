@@ -1,4 +1,4 @@
-"""What torch's compiler sees of a GPT: linear layers, attention, loss, a layer, the model.
+"""A GPT for torch.compile: linear layers, attention, loss, layers, model.
 
 Compiled is the whole model, where one rank has it, and else each layer for itself, once for all.
 """

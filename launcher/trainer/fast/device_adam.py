@@ -1,4 +1,4 @@
-"""Adam whose step asks the host nothing: norm, clipping, overflow and rate stay on the device."""
+"""Adam without device-to-host synchronisation: norm, clipping and overflow stay on the GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The fast path: what of it holds for a run, and a step that the host only starts."""
+"""Chooses the parts of the fast path that a run can use; captures its step as a CUDA graph."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gradients of a step's one micro-batch, brought together, and exchanged by two replicas."""
+"""Collects the gradients of a single micro-batch, and exchanges them between two replicas."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A CUDA graph's memsets as kernels: what comes before and after a memset waits 4 µs for it.
+"""Replaces memset nodes of a CUDA graph by kernels: a memset costs its neighbours 4 µs.
 
 Between two kernels of a graph lie 0.4 µs, on an H100. cuBLAS and cuDNN set a counter before many of
 theirs, 62 times in a step of GPT-2's.

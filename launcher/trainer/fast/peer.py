@@ -1,4 +1,4 @@
-"""The other of two replicas on a node: memory of its GPU that this rank reads and writes.
+"""Peer-to-peer GPU memory between the two data-parallel ranks of a node.
 
 By torch's symmetric memory: https://docs.pytorch.org/docs/stable/symmetric_memory.html.
 """

@@ -1,4 +1,4 @@
-"""Samples of tokens, and which of them each rank takes at each step."""
+"""Samples of tokens, and the share of each rank in each step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run measures of itself: each rank's memory, a summary in a few numbers, and traces."""
+"""Measurements of a run: memory of each rank, a summary, traces."""
 
 from __future__ import annotations
 

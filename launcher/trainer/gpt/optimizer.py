@@ -1,4 +1,4 @@
-"""What steps the model: its data parallelism and its optimizer."""
+"""The optimizer and the data parallelism of a model."""
 
 from __future__ import annotations
 

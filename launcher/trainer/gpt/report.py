@@ -1,4 +1,4 @@
-"""What a run says of its steps: lines of the log, numbers for TensorBoard and W&B, a summary."""
+"""Reports steps: log lines, TensorBoard and W&B values, a summary."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run's numbers for TensorBoard and Weights & Biases, under upstream's names."""
+"""Writes a run's numbers to TensorBoard and Weights & Biases, under upstream's names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""First process of a private engine's namespaces: ends the engine when its last user has gone."""
+"""First process of a private engine's namespaces: ends the engine when its last user leaves."""
 
 # Standard library only: it is started by path, before and outside of the launcher's imports.
 

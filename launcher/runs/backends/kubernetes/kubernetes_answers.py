@@ -1,4 +1,4 @@
-"""What kubectl answers, as this project reads it: everything else is left out, or refused."""
+"""Models of kubectl's answers; unused fields are ignored, wrong ones refused."""
 
 from __future__ import annotations
 

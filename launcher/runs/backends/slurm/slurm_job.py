@@ -1,4 +1,4 @@
-"""A run as a Slurm job: submitted, followed by its files, asked to stop by one, found again."""
+"""A run as a Slurm job: submitted, followed by its files, stopped through one, found again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Slurm's own programs: they take a job, tell of it, end it; sites without accounting will do."""
+"""Calls Slurm's programs: submits, lists and cancels jobs, also on sites without accounting."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What lies between the matrix products of GPT-2's layers, forward and backward.
+"""Triton kernels between the matrix products of GPT-2's layers, forward and backward.
 
 All are [n, width] and contiguous unless said; statistics and partial sums are fp32.
 """

@@ -1,4 +1,4 @@
-"""What GPT-2 does by tokens: the loss of each, and the embedding's gradient."""
+"""Triton kernels over tokens: the loss of each, and the embedding's gradient."""
 
 from __future__ import annotations
 
