@@ -79,7 +79,7 @@ def inspect(args: Namespace) -> int:
     names = sorted(client.api.inspect_image(image.id)["RepoTags"] or [])
     record = beside.record(client, image.id, args.image)
     documents = beside.kept(image.id, settings())
-    beside.check(documents, image.id, record)
+    beside.check_documents(documents, image.id, record)
     if args.json:
         found = {
             "id": image.id,

@@ -70,7 +70,7 @@ def run(args: Namespace) -> int:
     from launcher.base.settings import settings
     from launcher.runs.backends import backend
     from launcher.runs.follow.assemble import assemble, new_stamp, release
-    from launcher.runs.follow.start import check, task
+    from launcher.runs.follow.start import check_start, task
     from launcher.runs.runfile import source
     from launcher.runs.runfile.source import RunRequest
     from launcher.tools.data import text
@@ -88,7 +88,7 @@ def run(args: Namespace) -> int:
         assembled = assemble(asked, chosen, new_stamp(), dry=True)
         return _show(assembled, chosen, data, full=args.full)
     if data.text:  # which may take hours
-        check(asked, chosen, preflight=not args.no_preflight)
+        check_start(asked, chosen, preflight=not args.no_preflight)
         data.make()
     return _start(args, asked, chosen)
 

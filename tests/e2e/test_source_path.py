@@ -79,7 +79,7 @@ def test_the_image_is_asked_for_what_no_rule_here_knows(whole_image: str, tmp_pa
     sets = [f"image={whole_image}", *upstreams]
     config, origin = source.load("gpt2-tiny.yaml", [source.parse_set(one) for one in sets])
     plan = assemble(RunRequest(config, origin, str(tmp_path)), backend("docker"), new_stamp()).plan
-    assert [*ask.check(plan, Machine(), backend("docker"), tmp_path)] == []
+    assert [*ask.ask_image(plan, Machine(), backend("docker"), tmp_path)] == []
     assert [one.read_text("utf-8") for one in (tmp_path / "asked").iterdir()] == ["{}"]
 
 

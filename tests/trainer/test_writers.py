@@ -57,8 +57,8 @@ def test_a_missing_package_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(writers.importlib.util, "find_spec", lambda name: None)
     for option, package in (("--tensorboard-dir", "tensorboard"), ("--wandb-project", "wandb")):
         with pytest.raises(OptionError, match=f"{option} needs the Python package {package}"):
-            writers.check(command_line.parse([*TINY, "--mock-data", option, "x"]))
-    writers.check(command_line.parse([*TINY, "--mock-data"]))
+            writers.check_packages(command_line.parse([*TINY, "--mock-data", option, "x"]))
+    writers.check_packages(command_line.parse([*TINY, "--mock-data"]))
 
 
 @pytest.mark.long  # with the launcher: tests/e2e/test_trained.py

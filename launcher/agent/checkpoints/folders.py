@@ -93,7 +93,7 @@ def publish(root: Path, iteration: int, mine: lineage.Note | None = None) -> Pat
         tracker.complete()
         lineage.sign(new, mine)
         files.sync_tree(new)
-        lineage.check(root, mine)
+        lineage.check_claim(root, mine)
         _take_place(files.rename(new, final.with_suffix(READY)))
         tracker.publish()
     files.sweep(root / TRACKER)

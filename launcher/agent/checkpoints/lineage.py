@@ -91,7 +91,7 @@ def claimed(root: Path) -> Note | None:
     return _read(root)
 
 
-def check(root: Path, mine: Note | None) -> None:
+def check_claim(root: Path, mine: Note | None) -> None:
     """Raise `FileExistsError` where another process has claimed `root` than `mine`.
 
     A claim that isn't there was removed with the folder: the runner, which sees that within

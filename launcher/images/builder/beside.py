@@ -131,7 +131,7 @@ def kept(image: str, site: Settings) -> ImageDocuments:
     return ImageDocuments(at, found.get(PROVENANCE), found.get(SBOM))
 
 
-def check(documents: ImageDocuments, image: str, record: dict[str, Any]) -> None:
+def check_documents(documents: ImageDocuments, image: str, record: dict[str, Any]) -> None:
     """Raise BuildError where a document is about another image than the one with this ID.
 
     `record` is the image's build.json, which has the sha256 of its wheel.
@@ -147,7 +147,7 @@ def check(documents: ImageDocuments, image: str, record: dict[str, Any]) -> None
 def accept(found: Mapping[str, bytes], image: str, record: dict[str, Any], site: Settings) -> None:
     """Put documents that came with an image beside it, those by their names that are about it.
 
-    `record` as for `check`. What lies there stays: this machine may have built it.
+    `record` as for `check_documents`. What lies there stays: this machine may have built it.
     """
     there, accepted = texts(image, site), dict[str, bytes]()
     for name in {PROVENANCE, SBOM} & found.keys() - there.keys():

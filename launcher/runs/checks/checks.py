@@ -103,7 +103,7 @@ def preflight(
         found += gpus_are_free(visible, uses)
         found += driver_carries(visible, cuda)
         found += _code_is_there(visible, cuda)
-        found += fit.check(run.with_config(config), visible, uses)
+        found += fit.check_fit(run.with_config(config), visible, uses)
         found += _shared_memory(origin, plan, machine)
         found += _locked_memory(plan, machine.memlock)
     found += _nodes_meet(config, origin, plan, machine)
@@ -119,7 +119,7 @@ def preflight(
     found += _tokens_fit(config, origin, machine.datasets)
     found += _splits_fit(config, origin, machine.datasets)
     found += _folders(run, machine)
-    return [*found, *saved.check(origin, plan, machine.load)]
+    return [*found, *saved.check_loaded(origin, plan, machine.load)]
 
 
 def enforce(findings: Sequence[Finding]) -> None:

@@ -23,7 +23,7 @@ Changes = dict[str, object]
 """What to change in a run file: values by dotted keys."""
 
 
-def check(run: Resolved, visible: Sequence[Gpu], uses: Sequence[Use]) -> Iterator[Finding]:
+def check_fit(run: Resolved, visible: Sequence[Gpu], uses: Sequence[Use]) -> Iterator[Finding]:
     """The estimate against the smallest GPU, and against the fullest one's free memory."""
     config, origin, processes = run.config, run.origin, run.processes
     visible = [gpu for gpu in visible if gpu.total]

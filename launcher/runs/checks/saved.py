@@ -59,7 +59,7 @@ def saves(config: RunConfig, done: int, total: int) -> list[int]:
     return at if total <= done or total % step == 0 else [*at, total]
 
 
-def check(origin: Origin, plan: Plan, load: SavedCheckpoints | None) -> Iterator[Finding]:
+def check_loaded(origin: Origin, plan: Plan, load: SavedCheckpoints | None) -> Iterator[Finding]:
     """The newest checkpoint of the folder that is loaded from, and whether it is of this model."""
     if load is None:
         return

@@ -31,7 +31,7 @@ ASKABLE = re.compile(r"/opt/megatron/src/pretrain_\w+\.py")
 """Upstream's programs in an image. Ours checks its options itself, before it imports anything."""
 
 
-def check(plan: Plan, machine: Machine, chosen: Backend, cache: Path) -> Iterator[Finding]:
+def ask_image(plan: Plan, machine: Machine, chosen: Backend, cache: Path) -> Iterator[Finding]:
     """A refusal where the image runs no command, or its Megatron doesn't take the plan's options.
 
     A note where that can't be asked. The answers are kept in `cache`, by the image and by all that

@@ -179,7 +179,7 @@ def passed_over(run: str) -> set[int]:
     return {number for first, last in bad for number in range(first, last + 1)}
 
 
-def check(asked: RunRequest, chosen: Backend, *, detach: bool) -> None:
+def check_guard(asked: RunRequest, chosen: Backend, *, detach: bool) -> None:
     """Refuse a run that may go back where no launcher here follows it and sees its checkpoints.
 
     Raises UsageError.

@@ -115,7 +115,7 @@ def task(asked: RunRequest, number: int) -> RunRequest:
     return replace(asked, config=repeat.as_task(asked.config, number, asked.cwd))
 
 
-def check(asked: RunRequest, chosen: Backend, *, preflight: bool) -> None:
+def check_start(asked: RunRequest, chosen: Backend, *, preflight: bool) -> None:
     """Refuse what `start` would, as far as it can be told without the data. Raises as that does."""
     _check_guard(asked, chosen, detach=False)
     assembled = assemble(asked, chosen, new_stamp())
@@ -128,7 +128,7 @@ def _check_guard(asked: RunRequest, chosen: Backend, *, detach: bool) -> None:
     if asked.config.guard.goes_back:
         from launcher.runs.follow import guard
 
-        guard.check(asked, chosen, detach=detach)
+        guard.check_guard(asked, chosen, detach=detach)
 
 
 def _listening(job: Job) -> AbstractContextManager[Sequence[Listener]]:
@@ -209,7 +209,7 @@ def _preflight(assembled: PlannedRun, chosen: Backend) -> Machine:
     machine = gather.gather(run.config, plan, gather.engine_of(chosen))
     found = checks.preflight(run, plan, machine, row.cuda if row else None)
     if not any(finding.refuse for finding in found):
-        found += ask.check(plan, machine, chosen, settings().cache)
+        found += ask.ask_image(plan, machine, chosen, settings().cache)
     checks.enforce(found)
     return machine
 

@@ -103,7 +103,7 @@ class Job(Protocol):
         """A file that the run sees, or those of a folder, by name; {} where there is none."""
 
     def diagnose(self) -> dict[str, bytes]:
-        """A report of where its ranks are, by `train.stall`: files by their names.
+        """A report of where its ranks are, by `agent.stall`: files by their names.
 
         {} where it has no ranks, or none that can be asked. Takes half a minute at most.
         """

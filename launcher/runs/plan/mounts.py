@@ -122,7 +122,7 @@ def payload(host: Host) -> tuple[Mount, ...]:
     return (Mount(f"{host.payload.folder}/launcher", f"{TARGET}/launcher", True, KEY),)
 
 
-def check(mounts: tuple[Mount, ...], origin: Origin) -> None:
+def check_mounts(mounts: tuple[Mount, ...], origin: Origin) -> None:
     """Raise UsageError where two sources want the same place."""
     faults, by_target = Faults(), dict[str, Mount]()
     for mount in mounts:

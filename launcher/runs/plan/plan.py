@@ -130,7 +130,7 @@ def make_plan(run: Resolved, host: Host, stamp: Stamp, *, tie: bool = False) -> 
     config, origin, gpus, release = run.seen, run.origin, run.gpus, run.facts.release
     started, ours, faults = run.program, run.program.kind is ProgramKind.OURS, Faults()
     with faults.collected():
-        program.check(started, run.config, run.facts, origin, run.layout.world)
+        program.check_program(started, run.config, run.facts, origin, run.layout.world)
     with faults.collected():
         _check_processes(config, origin, gpus)
     with faults.collected():
@@ -145,11 +145,11 @@ def make_plan(run: Resolved, host: Host, stamp: Stamp, *, tie: bool = False) -> 
     compiled = mounts.compiled(host, image) if compiles else ()
     mounted = (*run.mounts, *compiled, *mounts.payload(host))
     with faults.collected():
-        mounts.check(mounted, origin)
+        mounts.check_mounts(mounted, origin)
     ipc, shm_size = _shared_memory(config, gpus, run.processes)
     with faults.collected():
         told = _told(config, run.values, run.layout, gpus)
-        render.check([*run.options], run.rest, started, run.facts, origin, told)
+        render.check_options([*run.options], run.rest, started, run.facts, origin, told)
         if ours and not faults.found:
             render.check_fits(render.placed([*run.options], run.rest, origin), told, release)
     faults.refuse()

@@ -70,7 +70,7 @@ def program(text: str, scripts: str = SOURCE) -> Program:
     return Program(kind, name, (f"{scripts}/{text}",))
 
 
-def check(
+def check_program(
     started: Program, config: RunConfig, facts: ImageFacts, origin: Origin, world: int
 ) -> None:
     """Raise UsageError where the image or the run file doesn't suit the program."""

@@ -112,7 +112,7 @@ def values_of(config: RunConfig, where: Layout) -> dict[str, Value]:
     return valued(options(with_precision(config), kind, where, None))
 
 
-def check(
+def check_options(
     found: list[Option],
     rest: tuple[str, ...],
     started: Program,

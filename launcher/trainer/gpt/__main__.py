@@ -17,10 +17,10 @@ from launcher.trainer.gpt.arguments import RankLayout
 
 def main(argv: Sequence[str]) -> int:
     """Train; the process's exit code, 2 for arguments that can't work together."""
-    return ending.code(lambda: train(*check(command_line.parse(argv))))
+    return ending.code(lambda: train(*check_arguments(command_line.parse(argv))))
 
 
-def check(arguments: Namespace) -> tuple[Namespace, RankLayout]:
+def check_arguments(arguments: Namespace) -> tuple[Namespace, RankLayout]:
     """The arguments, checked, and the layout of the ranks, without importing what is heavy.
 
     Raises `OptionError`.
@@ -29,7 +29,7 @@ def check(arguments: Namespace) -> tuple[Namespace, RankLayout]:
     command_line.check_files(arguments)
     if "RANK" not in os.environ:
         raise OptionError("start its ranks with python3 -m launcher.agent.runner")
-    writers.check(arguments)
+    writers.check_packages(arguments)
     if arguments.performance_summary and os.environ["RANK"] == "0":
         measurements.check_summary(arguments.performance_summary)
     return arguments, layout

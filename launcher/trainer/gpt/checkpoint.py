@@ -192,7 +192,7 @@ def save(
 
 
 def _make(partial: Path, mine: lineage.Note | None) -> None:
-    lineage.check(partial.parent, mine)
+    lineage.check_claim(partial.parent, mine)
     folders.recover(partial.parent, lineage.is_claimed)
     folders.remove_partial(partial.parent)
     folders.make_room(partial)

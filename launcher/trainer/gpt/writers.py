@@ -15,7 +15,7 @@ FLUSH_SECONDS = 10
 """How long TensorBoard's writer keeps a number at most."""
 
 
-def check(arguments: argparse.Namespace) -> None:
+def check_packages(arguments: argparse.Namespace) -> None:
     """Raises `OptionError` where the package isn't there that would write."""
     for option, value, package in (
         ("--tensorboard-dir", arguments.tensorboard_dir, "tensorboard"),

@@ -295,12 +295,12 @@ def test_documents_lie_beside_the_image_and_are_read_back(empty_site: Settings) 
     assert not beside.is_kept(IMAGE, empty_site)
     nothing = beside.kept(IMAGE, empty_site)
     assert (nothing.provenance, nothing.sbom) == (None, None)
-    beside.check(nothing, IMAGE, RECORD)
+    beside.check_documents(nothing, IMAGE, RECORD)
     beside.keep(made(), empty_site)
     assert beside.is_kept(IMAGE, empty_site)
     found = beside.kept(IMAGE, empty_site)
     assert found.folder == empty_site.cache / "images" / IMAGE.removeprefix("sha256:")
-    beside.check(found, IMAGE, RECORD)
+    beside.check_documents(found, IMAGE, RECORD)
     assert {path.name for path in found.folder.glob("[!.]*")} == {beside.PROVENANCE, beside.SBOM}
 
 
@@ -323,7 +323,7 @@ def test_a_write_that_was_cut_short_leaves_no_document_and_the_next_one_is_whole
             beside.keep(made(), empty_site)
     assert not beside.is_kept(IMAGE, empty_site)
     beside.keep(made(), empty_site)
-    beside.check(beside.kept(IMAGE, empty_site), IMAGE, RECORD)
+    beside.check_documents(beside.kept(IMAGE, empty_site), IMAGE, RECORD)
 
 
 @pytest.mark.parametrize("name", [beside.PROVENANCE, beside.SBOM])
@@ -334,7 +334,7 @@ def test_a_document_that_is_none_is_refused_by_its_place(
     beside.keep(made(), empty_site)
     (beside.folder(IMAGE, empty_site) / name).write_bytes(text.encode("latin-1"))
     with pytest.raises(BuildError, match=IMAGE.removeprefix("sha256:")) as caught:
-        beside.check(beside.kept(IMAGE, empty_site), IMAGE, RECORD)
+        beside.check_documents(beside.kept(IMAGE, empty_site), IMAGE, RECORD)
     assert "Remove it" in caught.value.remedy
 
 
@@ -345,7 +345,7 @@ def test_documents_of_another_image_or_wheel_are_refused(
     beside.keep(made(), empty_site)
     found = beside.kept(IMAGE, empty_site)
     with pytest.raises(BuildError, match="another image or wheel"):
-        beside.check(found, image, {"wheel": {"sha256": wheel}})
+        beside.check_documents(found, image, {"wheel": {"sha256": wheel}})
 
 
 OTHER = {"metadata": {"component": {"bom-ref": "sha256:" + "0" * 64}}}
@@ -370,7 +370,7 @@ def test_an_sbom_of_another_image_or_of_no_packages_is_refused(
     path = beside.folder(IMAGE, empty_site) / beside.SBOM
     path.write_text(json.dumps(json.loads(path.read_text()) | changed))
     with pytest.raises(BuildError, match=rf"sbom\.cdx\.json{said}"):
-        beside.check(beside.kept(IMAGE, empty_site), IMAGE, RECORD)
+        beside.check_documents(beside.kept(IMAGE, empty_site), IMAGE, RECORD)
 
 
 class _Container:

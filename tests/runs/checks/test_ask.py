@@ -66,7 +66,7 @@ class Process:
 
 def found(asked: Asker, engine: Answering, cache: Path, *sets: str) -> list[Finding]:
     plan = asked("gpt2", *UPSTREAM, *sets).plan
-    return [*ask.check(plan, Machine(gpus=(card(capability=(8, 0)),)), engine, cache)]
+    return [*ask.ask_image(plan, Machine(gpus=(card(capability=(8, 0)),)), engine, cache)]
 
 
 def test_a_refusal_is_told_and_kept(asked: Asker, tmp_path: Path) -> None:

@@ -201,8 +201,8 @@ def test_what_cannot_go_back_is_refused(
     whole = {"shares_files": True, "every_node": False, "scheduled": False} | chosen
     backend: Any = SimpleNamespace(**whole)
     if not why:
-        guard.check(asked, backend, detach=detach)
+        guard.check_guard(asked, backend, detach=detach)
         return
     with pytest.raises(UsageError, match=why) as refused:
-        guard.check(asked, backend, detach=detach)
+        guard.check_guard(asked, backend, detach=detach)
     assert "line 5" in str(refused.value) or ":5" in str(refused.value)

@@ -230,7 +230,7 @@ def test_a_folder_with_another_runs_checkpoints_is_refused(theirs: Path, finetun
         plan_of(wanted)
     assert ("finetune" if finetune else "checkpoint.load=") in refused.value.remedy
     with pytest.raises(UsageError, match="iter_0000009 is run aaaaaaaa's"):
-        start.check(wanted, cast(Any, NO_GPUS), preflight=False)
+        start.check_start(wanted, cast(Any, NO_GPUS), preflight=False)
 
 
 def test_what_names_the_folder_to_load_from_goes_on(theirs: Path, tmp_path: Path) -> None:
