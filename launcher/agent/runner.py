@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import importlib.util
+import json
 import os
 import queue
+import re
 import shutil
 import signal
 import subprocess
@@ -19,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from launcher.agent import traces
+from launcher.agent import start, traces
 from launcher.agent.checkpoints import folders, lineage
 from launcher.agent.checkpoints.hold import FolderHeldError, Hold
 from launcher.agent.checkpoints.retention import Retention
@@ -27,7 +29,7 @@ from launcher.agent.ranks import alike, bus, oom, rank, signals, stacks
 from launcher.agent.ranks.company import Company, Elsewhere
 from launcher.agent.ranks.job import JobRefusal, RankJob, Unable, parse, read_secrets
 from launcher.agent.stall import stall
-from launcher.agent.words import STOPPED, say
+from launcher.agent.words import ASK, REFUSES, STOPPED, say
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP)
 """Those that ask a run to stop; SIGHUP not where it was ignored from the beginning (nohup)."""
@@ -35,6 +37,9 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP)
 GPT = ("-m", "launcher.trainer.gpt")
 SETTLE_SECONDS = 1.0
 """How long ranks that outlive a failed one have to fail, and say why, by themselves."""
+
+ASK_SECONDS = 120.0
+"""How long Megatron may take to be imported, and to judge its options."""
 
 TERMINATION_SECONDS = 5.0
 """How long they then have between SIGTERM and SIGKILL."""
@@ -302,9 +307,28 @@ def run(job: RankJob, environ: Mapping[str, str]) -> int:
     pids = {job.rank(n): process.pid for n, process in ranks.items()}
     for line in written.told(pids, job.nsys) if written else ():
         say(line)
+    if code and not (watch.stopping or watch.elsewhere):
+        _say_refusal(job, environ)
     if watch.stopping and code == 0:
         print(stopped(len(ranks)), file=sys.stderr, flush=True)
     return code
+
+
+def _say_refusal(job: RankJob, environ: Mapping[str, str]) -> None:
+    """Say so where upstream's program has failed since its Megatron refuses the options.
+
+    That is asked where the launcher couldn't ask before the start: on a scheduler's machines.
+    """
+    words = list(job.program)
+    if job.node_rank or not environ.get(ASK) or not re.search(r"/pretrain_\w+\.py$", words[0]):
+        return
+    command = [sys.executable, start.__file__, "validate", "--world-size"]
+    command += [str(job.nodes * job.processes), *words]
+    with contextlib.suppress(OSError, ValueError, IndexError, subprocess.TimeoutExpired):
+        done = subprocess.run(command, env=environ, capture_output=True, timeout=ASK_SECONDS)
+        answer = json.loads(done.stdout.splitlines()[-1])
+        if "refused" in answer:
+            say(f"{REFUSES}: {answer['refused']} ({answer['where']})")
 
 
 def _ready(

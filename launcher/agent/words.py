@@ -18,6 +18,12 @@ CONCLUSION = "in short: "
 
 REPORT = "report.txt"
 
+ASK = "LAUNCHER_ASK"
+"""The variable by which a plan has the runner ask Megatron, where nobody could before the start."""
+
+REFUSES = "this Megatron doesn't take these options"
+"""Begins what the runner says of upstream's program that it has asked."""
+
 
 COMPILING, COMPILED, FAST = "compiling the step", "compiled the step", "fast: "
 """What our program says of its first step, and what it has of the fast path from then on."""

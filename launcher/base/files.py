@@ -143,7 +143,8 @@ def write(path: Path, content: str | bytes, mode: int = 0o666) -> None:
 def open_own(path: Path, flags: int, mode: int = 0o600) -> int:
     """A descriptor of a file of ours, such as a log or a lock, made where `flags` say so.
 
-    Raises Refused for a symbolic link, a file that has another name as well, a pipe or a device.
+    Raises ForeignFileError for a symbolic link, a file that has another name as well, a pipe or a
+    device.
     """
     refusal = ForeignFileError(path, "is no file of ours: it isn't a regular file")
     handle = open_regular_at(path, flags & ~os.O_TRUNC, refusal, mode=mode)
@@ -240,8 +241,8 @@ def sync_tree(folder: Path) -> None:
 def open_foreign(path: Path, below: Path) -> IO[bytes]:
     """A regular file `below` a folder that came from elsewhere, to be read, without a buffer.
 
-    Raises Refused for what a link leads to, and for anything else: a pipe would be waited for, and
-    a device may have no end.
+    Raises ForeignFileError for what a link leads to, and for anything else: a pipe would be waited
+    for, and a device may have no end.
     """
     with parent_handle(path, below) as (parent, name):
         refusal = ForeignFileError(path, "isn't read: it is no regular file")
@@ -252,7 +253,8 @@ def open_foreign(path: Path, below: Path) -> IO[bytes]:
 def open_regular(path: Path) -> IO[bytes]:
     """A file that is there, to be read, wherever links lead to it.
 
-    Raises Refused for a pipe, which would be waited for, and for a device, which may have no end.
+    Raises ForeignFileError for a pipe, which would be waited for, and for a device, which may have
+    no end.
     """
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(handle).st_mode):
@@ -274,7 +276,8 @@ def copy_foreign(path: Path, below: Path, target: Path) -> None:
     """Copy a file out of a folder that came from elsewhere; nobody may read it who couldn't before.
 
     A link may lead within `below`, or where that is a snapshot of Hugging Face's cache, to the
-    blobs beside. Raises Refused for any other, which could lead to a secret of this user's.
+    blobs beside. Raises ForeignFileError for any other, which could lead to a secret of this
+    user's.
     """
     real, home = Path(os.path.realpath(path)), Path(os.path.realpath(below))
     blobs = home.parents[1] / "blobs" if home.parent.name == "snapshots" else home

@@ -174,7 +174,8 @@ def _marked(folder: int, proof: str = MARKER) -> bool:
 def real_folder(path: Path, below: Path, *, make: bool = True) -> Path:
     """The folder `path`; no part of it `below` the named one is a link.
 
-    It is made where it isn't there, unless told otherwise. Raises Refused where one is a link.
+    It is made where it isn't there, unless told otherwise. Raises ForeignFileError where one is a
+    link.
     """
     at = below
     for part in parts_below(path, below):
@@ -194,8 +195,8 @@ def remove_folder(path: Path, below: Path, proof: str = MARKER) -> None:
     one that the caller has read, or "" where the caller knows it by what lies beside. It is taken
     out of its place first: nothing that looks whole is left of one whose removal was cut off, and
     the next removal there takes what is. Links to `below` are followed, and none after it. Raises
-    FileNotFoundError, and Refused for a folder without that file, reached by a link, with something
-    mounted in it, or in which this process or its user lives.
+    FileNotFoundError, and ForeignFileError for a folder without that file, reached by a link, with
+    something mounted in it, or in which this process or its user lives.
     """
     with parent_handle(path, below) as (parent, name):
         doomed = f".{name}.{secrets.token_hex(8)}{REMOVED}"
@@ -214,8 +215,8 @@ def remove_folder(path: Path, below: Path, proof: str = MARKER) -> None:
 def remove_file(path: Path, below: Path, *, missing_ok: bool = False) -> None:
     """Remove a file of ours `below` a folder, under a name that only we give.
 
-    Raises FileNotFoundError unless `missing_ok`, and Refused where a link leads there, or for what
-    is neither a file nor a link.
+    Raises FileNotFoundError unless `missing_ok`, and ForeignFileError where a link leads there, or
+    for what is neither a file nor a link.
     """
     missing = (FileNotFoundError,) if missing_ok else ()
     with suppress(*missing), parent_handle(path, below) as (parent, name):
@@ -226,7 +227,7 @@ def remove_file(path: Path, below: Path, *, missing_ok: bool = False) -> None:
 
 
 def _refuse_foreign(parent: int, name: str, path: Path, proof: str) -> None:
-    """Raise Refused unless `name` is a folder that we may remove."""
+    """Raise ForeignFileError unless `name` is a folder that we may remove."""
     try:
         folder = os.open(name, FOLDER_FLAGS, dir_fd=parent)
     except OSError as error:

@@ -80,7 +80,7 @@ class Settings:
 def settings() -> Settings:
     """The settings of this process: variables, then the settings file, then what is usual.
 
-    Raises UsageError for a file that is wrong, or a variable, and files.Refused for a file or a
+    Raises UsageError for a file that is wrong, or a variable, and ForeignFileError for a file or a
     folder that other users could change.
     """
     env, file = os.environ, _file()

@@ -21,7 +21,7 @@ MOST_PLACES = 4096
 
 
 def require_trusted(path: Path) -> None:
-    """Raise Refused where another user owns or can write `path`, or a folder that leads there.
+    """Raise ForeignFileError where another user owns or can write `path`, or a folder above it.
 
     root is trusted, and under sudo the user who called. A folder where each removes only their
     own, as /tmp, may lead there. What LAUNCHER_TRUSTED names, folders with ":" between them, a
@@ -36,7 +36,7 @@ def require_trusted(path: Path) -> None:
 
 
 def require_own_links(path: Path) -> None:
-    """Raise Refused where another user's link is on the way to `path`, whose folders may be theirs.
+    """Raise ForeignFileError where another user's link is on the way to `path`.
 
     It could lead what root writes to any other place.
     """

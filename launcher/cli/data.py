@@ -144,7 +144,7 @@ def tokenize(args: Namespace) -> int:
 def _in_parts(args: Namespace) -> int:
     """Each part as a job of Slurm's, and all of them as one in the end.
 
-    Raises UsageError, EngineError, PartFailed.
+    Raises UsageError, EngineError, PartFailure.
     """
     from launcher.base import owned
     from launcher.runs.datasets import indexed

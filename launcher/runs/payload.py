@@ -89,7 +89,8 @@ def keep(runs: Path, wanted: str = "") -> Payload:
     """The payload in the folder of the records: this launcher's, written where it isn't there.
 
     Or the one with the digest `wanted`, of an earlier run. Raises EngineError where it can't be
-    written, isn't there, or isn't what its name says; files.Refused where others could change it.
+    written, isn't there, or isn't what its name says; ForeignFileError where others could change
+    it.
     """
     wanted = wanted or digest()
     folder = runs / FOLDER / wanted

@@ -75,7 +75,8 @@ class Hold:
     def __init__(self, root: Path, run: str, say: Callable[[str], None]) -> None:
         """Take the folder, which is made where it isn't there.
 
-        It may wait `STALE_SECONDS` for a holder on another machine. Raises Held, and `OSError`.
+        It may wait `STALE_SECONDS` for a holder on another machine. Raises FolderHeldError, and
+        `OSError`.
         """
         self.root = root
         self.say = say
@@ -102,7 +103,7 @@ class Hold:
             os.close(handle)
 
     def _await_other(self, handle: int) -> None:
-        """Return once the file's holder is dead; raises Held where it lives."""
+        """Return once the file's holder is dead; raises FolderHeldError where it lives."""
         locked = files.try_lock(handle)
         other = _read(handle)
         if locked is False:
@@ -148,7 +149,10 @@ class Hold:
                 continue
 
     def beat(self) -> None:
-        """Send a heartbeat, and see that the folder is still held. Raises Held, and `OSError`."""
+        """Send a heartbeat, and see that the folder is still held.
+
+        Raises FolderHeldError, and `OSError`.
+        """
         # In this order: who takes the folder writes the file first, and removes it last.
         in_place = _is_at(self.handle, self.root / LOCK)
         there, inside = lineage.claimed(self.root), _read(self.handle)

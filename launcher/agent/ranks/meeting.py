@@ -108,9 +108,9 @@ class Link:
 class Meeting:
     """All nodes, of which this is `node`, and the first one at `address` and `port`.
 
-    `stopped` says whether to give up, which raises Stopped out of all that waits. The first node
-    has a link to each of the others, the others one to it. `fewer` are numbers of nodes that will
-    do where some don't come: those that have are numbered anew then, in their order.
+    `stopped` says whether to give up, which raises StopWaiting out of all that waits. The first
+    node has a link to each of the others, the others one to it. `fewer` are numbers of nodes that
+    will do where some don't come: those that have are numbered anew then, in their order.
     """
 
     node: int
@@ -123,9 +123,11 @@ class Meeting:
     links: list[Link] = field(default_factory=list)
 
     def join(self, seconds: float) -> None:
-        """Wait until all nodes are here, or enough. Raises Failed with those that aren't, and why.
+        """Wait until all nodes are here, or enough.
 
-        Raises Unneeded where the others are more than enough.
+        Raises MeetingFailure with those that aren't, and why.
+
+        Raises NodeNotNeeded where the others are more than enough.
         """
         if self.node:
             self._reach(seconds)
@@ -145,7 +147,7 @@ class Meeting:
     ) -> Any:
         """What the first node's `answer` makes of what each tells, in their order.
 
-        All call it together. Raises Failed on all where one of them leaves or hangs.
+        All call it together. Raises MeetingFailure on all where one of them leaves or hangs.
         """
         if self.node:
             return self._asked({"told": mine}, seconds, "says nothing")
@@ -173,7 +175,10 @@ class Meeting:
             link.socket.close()
 
     def _steps(self, seconds: float, why: Callable[[], str]) -> Iterator[None]:
-        """Goes on for so many seconds, and says now and then for whom. Raises Failed, Stopped."""
+        """Goes on for so many seconds, and says now and then for whom.
+
+        Raises MeetingFailure, StopWaiting.
+        """
         start, (said, again) = time.monotonic(), PATIENCE
         while (past := time.monotonic() - start) < seconds:
             if self.stopped():
@@ -222,7 +227,7 @@ class Meeting:
             self._let_go(stranger)
 
     def _greet(self, link: Link) -> None:
-        """Take in who says which node it is. Raises Failed where that can't be."""
+        """Take in who says which node it is. Raises MeetingFailure where that can't be."""
         try:
             if (told := link.read()) is None:
                 return
@@ -303,7 +308,10 @@ class Meeting:
 
 
 def _heard(link: Link) -> dict[str, Any] | None:
-    """What has come from a node, None until it is whole. Raises Failed where it has gone."""
+    """What has come from a node, None until it is whole.
+
+    Raises MeetingFailure where it has gone.
+    """
     try:
         return link.read()
     except ConnectionError:

@@ -30,7 +30,7 @@ def listen(port: int) -> socket.socket:
 
 
 def connect(address: str, port: int, seconds: float = TRY_SECONDS) -> socket.socket:
-    """A connection to another node. Raises Unreached."""
+    """A connection to another node. Raises NetworkError."""
     try:
         made = socket.create_connection((address, port), seconds)
         if made.getsockname() == made.getpeername():  # a free port of this machine meets itself

@@ -47,7 +47,9 @@ def limit(nodes: int, environ: Mapping[str, str]) -> float:
 def look(
     meeting: Meeting, variables: Mapping[str, str], *, cpu: bool, seconds: float
 ) -> list[dict[str, Any]]:
-    """What became of it on each node in that time; all call it together. Raises Failed, Stopped.
+    """What became of it on each node in that time; all call it together.
+
+    Raises MeetingFailure, StopWaiting.
 
     why: why there is no sum, "" if there is; blamed: whether that is this node's own doing; host
     """
@@ -71,7 +73,7 @@ def look(
 def _heard(
     process: Any, pipe: Connection, stopped: Callable[[], object], seconds: float
 ) -> tuple[str, bool]:
-    """Why it came to no sum, "" if it did, and whether it is to blame. Raises Stopped."""
+    """Why it came to no sum, "" if it did, and whether it is to blame. Raises StopWaiting."""
     start = beat = time.monotonic()
     while (now := time.monotonic()) < start + seconds:
         if stopped():

@@ -27,7 +27,7 @@ LATE_SECONDS = 2.0
 
 
 def look(meeting: Meeting) -> list[dict[str, Any]]:
-    """What each node found; all call it together. Raises Failed where one of them leaves.
+    """What each node found; all call it together. Raises MeetingFailure where one of them leaves.
 
     sent: why it couldn't send to the next one, "" if it could; got: bytes from the one before, and
     seconds that they took; and its host.

@@ -101,7 +101,7 @@ class DockerJob:
         return ExitStatus(code) if ended.cause is EndCause.REMOVED and code != KILLED else ended
 
     def inspected(self) -> dict[str, Any] | None:
-        """The engine's "State" of the container; None where it has gone. Raises Lost."""
+        """The engine's "State" of the container; None where it has gone. Raises ConnectionLost."""
         with suppress(NotFound), answering():
             return dict(self.api.inspect_container(self.container)["State"])
         return None
@@ -151,7 +151,7 @@ class DockerJob:
 
 @contextmanager
 def answering() -> Iterator[None]:
-    """Raises Lost where the engine fails; that there is no such container is for the caller."""
+    """Raises ConnectionLost where the engine fails; a missing container is for the caller."""
     try:
         yield
     except NotFound:

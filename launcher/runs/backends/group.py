@@ -101,7 +101,7 @@ class Group:
     _survivors: Survivors = field(default_factory=Survivors, repr=False)
 
     def look(self) -> list[NodeState]:
-        """The states of all nodes. Raises Lost."""
+        """The states of all nodes. Raises ConnectionLost."""
         raise NotImplementedError
 
     def log(self, rank: int) -> str:

@@ -100,7 +100,10 @@ class SchedulerQuery:
         raise NotImplementedError
 
     def fresh(self: Answer, age: float = ASK_SECONDS) -> Answer:
-        """What was said `age` seconds ago at most: each node may have a thread. Raises Lost."""
+        """What was said `age` seconds ago at most: each node may have a thread.
+
+        Raises ConnectionLost.
+        """
         with self.lock:
             if time.monotonic() - self.asked_at >= age:
                 try:

@@ -191,7 +191,7 @@ class DamagedDataset(ValueError):
 
 
 def read_filled_index(prefix: Path) -> DatasetIndex:
-    """As `read_index`; raises Damaged where there are no tokens, too."""
+    """As `read_index`; raises DamagedDataset where there are no tokens, too."""
     index = read_index(prefix)
     if not index.tokens:
         raise DamagedDataset(f"{prefix}.bin: no tokens in it")
@@ -201,7 +201,8 @@ def read_filled_index(prefix: Path) -> DatasetIndex:
 def read_index(prefix: Path) -> DatasetIndex:
     """Read the index's header and its ends; the .bin is never read, only measured.
 
-    Raises Damaged where the two can't be what Megatron wrote, OSError where one can't be read.
+    Raises DamagedDataset where the two can't be what Megatron wrote, OSError where one can't be
+    read.
     """
     recover(prefix)
     name, size = f"{prefix}.idx", os.path.getsize(f"{prefix}.bin")

@@ -45,7 +45,7 @@ def alone(written: Sequence[Path], stack: ExitStack) -> list[Aside]:
     """New files for this job alone, that will be `written`; `stack` removes and closes them.
 
     Raises Busy where another job writes one, UsageError where a folder isn't there or a name is
-    that of something else than a file, files.Refused where other users write in the folder.
+    that of something else than a file, ForeignFileError where other users write in the folder.
     """
     for target in written:
         if not target.parent.is_dir():

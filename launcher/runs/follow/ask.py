@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
-from collections.abc import Iterator, Mapping
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -27,23 +29,23 @@ if TYPE_CHECKING:
 DEADLINE = 60
 """Seconds that the answer may take; importing torch and Megatron takes most of them."""
 
-ASKABLE = re.compile(r"/opt/megatron/src/pretrain_\w+\.py")
-"""Upstream's programs in an image. Ours checks its options itself, before it imports anything."""
+ASKABLE = re.compile(r"/.*/pretrain_\w+\.py")
+"""Upstream's programs. Ours checks its options itself, before it imports anything."""
 
 
 def ask_image(plan: Plan, machine: Machine, chosen: Backend, cache: Path) -> Iterator[Finding]:
     """A refusal where the image runs no command, or its Megatron doesn't take the plan's options.
 
     A note where that can't be asked. The answers are kept in `cache`, by the image and by all that
-    is asked of it.
+    is asked of it. On a scheduler's machines the runner asks, once its ranks have failed.
     """
-    if not chosen.has_engine:
-        return
     asker = backend("docker") if chosen.every_node else chosen
-    with suppress(LauncherError, OSError, ValueError, KeyError):
-        yield from _entrypoint(plan, asker, cache)
+    if chosen.has_engine:
+        with suppress(LauncherError, OSError, ValueError, KeyError):
+            yield from _entrypoint(plan, asker, cache)
     argv = plan.words
-    if not (argv and ASKABLE.fullmatch(argv[0])):
+    beside = chosen.has_engine and "--checkout" in plan.argv  # which the image asked hasn't
+    if chosen.scheduled or beside or not (argv and ASKABLE.fullmatch(argv[0])):
         return
     try:
         answer = _kept(plan, argv, machine, asker, cache)
@@ -101,11 +103,27 @@ def _kept(
     path = cache / "asked" / f"{hashlib.sha256(asked.encode()).hexdigest()}.json"
     if path.is_file():
         return _answer(path.read_text(encoding="utf-8"))
-    bare = bare_plan(chosen, {"name": image}, "0", ["python3", "-c", text, *words])
-    answer = _answer(said(replace(bare, env=plan.env), chosen, DEADLINE))
+    if chosen.has_engine:
+        bare = bare_plan(chosen, {"name": image}, "0", ["python3", "-c", text, *words])
+        answer = _answer(said(replace(bare, env=plan.env), chosen, DEADLINE))
+    else:
+        answer = _answer(_said_here(plan, words))
     path.parent.mkdir(parents=True, exist_ok=True)
     files.write(path, json.dumps(answer), mode=0o600)
     return answer
+
+
+def _said_here(plan: Plan, words: Sequence[str]) -> str:
+    """What the payload's `validate` prints in this environment. Raises OSError and EngineError."""
+    env = {name: os.environ.get(name, "") if value is None else value for name, value in plan.env}
+    command = [*plan.argv[:2], "validate", *words]
+    try:
+        done = subprocess.run(
+            command, env=os.environ | env, cwd=plan.workdir, capture_output=True, timeout=DEADLINE
+        )
+    except subprocess.TimeoutExpired:
+        return ""
+    return done.stdout.decode(errors="replace")
 
 
 def _capability(plan: Plan, machine: Machine) -> str:

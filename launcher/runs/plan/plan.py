@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from launcher.agent import start
 from launcher.agent.checkpoints import lineage
+from launcher.agent.words import ASK
 from launcher.base.errors import Faults, UsageError
 from launcher.base.names import LABEL
 from launcher.runs.payload import KEY, PYTHON
@@ -312,6 +313,8 @@ def _env(
         env["TORCHINDUCTOR_CACHE_DIR"] = mount.target
     if wish := wish_of(config, stamp.run):
         env[lineage.VARIABLE] = str(wish)
+    if host.scheduled and run.program.kind is ProgramKind.UPSTREAM:
+        env[ASK] = "1"
     env |= _rendezvous(config, run.origin, host)
     if run.gpus.count and where.tensor * where.context > 1:
         env["CUDA_DEVICE_MAX_CONNECTIONS"] = "1"  # Megatron refuses to start without it

@@ -23,7 +23,9 @@ MICRO_BATCH = "--micro-batch-size"
 
 @dataclass(frozen=True)
 class Resolved:
-    """A run file with all that follows from it, the image and the GPUs: nothing is settled again.
+    """A run file with all that follows from it, the image and the GPUs.
+
+    Nothing is settled again: `auto.decide` alone replaces it, by what fits the GPUs.
 
     `config` has the user's paths, `seen` the same as the run sees them. `options` are what the
     run file gives the program, in order; `rest` the words behind `--`, which come after them.

@@ -107,7 +107,7 @@ def open_data(prefix: Path) -> IndexedData:
 
 
 def _check(data: IndexedData) -> None:
-    """Check every entry; `read_index` has seen the ends. Raises Damaged."""
+    """Check every entry; `read_index` has seen the ends. Raises DamagedDataset."""
     at = number = 0
     name = f"{data.prefix}.idx"
     for lengths in _pieces(data.lengths):

@@ -58,7 +58,7 @@ def documents(
     """Read a block, up to the fault of number `limit`, counted from 1; None for all of it.
 
     A document with a fault in one key is left out of all. `check` is given each document, the texts
-    of each key, and raises Refused where it isn't wanted.
+    of each key, and raises RecordRefusal where it isn't wanted.
     """
     records: Sequence[Any] = block.rows or split(block.lines)
     quick = len(keys) == 1 and not block.rows and not block.plain and not check
@@ -108,7 +108,7 @@ def split(lines: bytes) -> list[bytes]:
 
 
 def _parsed(line: object, keys: Sequence[str]) -> list[object]:
-    """The keys' values in a line of JSON; none in an empty line. Raises Refused."""
+    """The keys' values in a line of JSON; none in an empty line. Raises RecordRefusal."""
     assert isinstance(line, bytes)
     strict = False
     try:
@@ -148,7 +148,7 @@ def _lacking(record: object, keys: Sequence[str]) -> str:
 
 
 def _check(value: object, key: str, encoding: str = "") -> None:
-    """Raises Refused unless it is a text or a list of texts, each of which can be UTF-8."""
+    """Raises RecordRefusal unless it is a text or a list of texts, each of which can be UTF-8."""
     texts = value if isinstance(value, list) else [value]
     for text in texts:
         if not isinstance(text, str):

@@ -101,7 +101,7 @@ class Tokenizer(Protocol):
 
 
 def encoded(tokenizer: Tokenizer, texts: Sequence[str]) -> list[Tokens]:
-    """The tokens of each text. Raises Refused where the tokenizer's library fails at one."""
+    """The tokens of each text. Raises RecordRefusal where the tokenizer's library fails at one."""
     try:
         return tokenizer.encode(texts)
     except (MemoryError, KeyboardInterrupt):

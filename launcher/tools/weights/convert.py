@@ -61,7 +61,7 @@ def new_folder(target: Path) -> Iterator[Path]:
     """An empty folder to write to, which becomes `target` if all goes well, and else goes.
 
     Raises UsageError where `target` is something else than an empty folder or nothing, and
-    files.Refused where others can write beside it.
+    ForeignFileError where others can write beside it.
     """
     target = Path(os.path.abspath(target))
     if os.path.lexists(target) and not (target.is_dir() and not any(target.iterdir())):

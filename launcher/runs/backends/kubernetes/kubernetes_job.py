@@ -222,7 +222,7 @@ class PodJob(host.PolledJob):
     def _wait_for_end(self, uid: str, why: str) -> None:
         """See that a pod has ended of which there is no more to read, for `why`.
 
-        Raises Lost where it goes on.
+        Raises ConnectionLost where it goes on.
         """
         until = time.monotonic() + END_SECONDS
         while why:

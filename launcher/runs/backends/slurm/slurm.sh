@@ -1,4 +1,4 @@
-# The parts of a job's script: slurm.py puts together those that a plan asks for, with its words at
+# The parts of a job's script: slurm_request.py puts together those that a plan asks for, with its words at
 # each @name; a line that is one @name is any number of lines.
 ### head
 ## The nodes meet at the first one, on a port by the job's id, below the ephemeral ones

@@ -70,7 +70,7 @@ class Queue(host.SchedulerQuery):
     def state(self, job: str) -> tuple[str, str]:
         """A job's state, and the reason where there is one; "" for one that it doesn't know.
 
-        Raises Lost.
+        Raises ConnectionLost.
         """
         state, why = self.fresh().states.get(job, ("", ""))
         return state, "" if why == "None" else why
