@@ -43,6 +43,8 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("--capability", default="9.0", help="the GPUs'; 0.0 for the CPU")
     parser.add_argument("program", nargs=argparse.REMAINDER)
     asked = parser.parse_args(argv)
+    if asked.program:  # a checkout's Megatron lies beside its programs
+        sys.path.insert(0, os.path.dirname(asked.program[0]))
     major, _, minor = asked.capability.partition(".")
     print(json.dumps(verdict(asked.program, asked.world_size, (int(major), int(minor)))))
 

@@ -21,7 +21,7 @@ from launcher.agent import runner, start
 from launcher.agent.checkpoints import folders, lineage
 from launcher.agent.ranks import bus, devices, oom
 from launcher.agent.ranks.job import JobRefusal, RankJob, Unable, free_port, parse, read_secrets
-from launcher.agent.words import STOPPED
+from launcher.agent.words import ASK, REFUSES, STOPPED
 from launcher.runs.plan.job import EndCause
 from launcher.runs.records.failures import explain
 
@@ -423,3 +423,23 @@ def test_a_rank_under_nsys_that_is_asked_to_stop_has_its_time(
     assert "saved\n" in ranks.output
     assert "profile of rank 0: nsys wrote no report: it saw no traced step\n" in ranks.output
     assert ranks.code == 0
+
+
+@pytest.mark.parametrize("refused", [True, False])
+def test_options_that_megatron_refuses_are_named_once_the_ranks_have_failed(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    refused: bool,
+) -> None:
+    """On a cluster nobody could ask before the start, and each rank has its own traceback."""
+    answer = '{"refused": "no such thing", "where": "megatron/x.py:7"}' if refused else "{}"
+    (tmp_path / "validate.py").write_text(f"print({answer!r})")  # a stand-in for the payload's
+    (program := tmp_path / "pretrain_gpt.py").write_text("raise SystemExit(3)")
+    monkeypatch.setattr(start, "__file__", str(tmp_path / "validate.py"))
+    job = parse(["--cpu", "--processes-per-node", "1", "--", str(program)], {})
+    runner._say_refusal(job, {**os.environ, ASK: "1"})
+    told = capfd.readouterr().err
+    assert told == (f"runner: {REFUSES}: no such thing (megatron/x.py:7)\n" if refused else "")
+    runner._say_refusal(job, dict(os.environ))
+    assert capfd.readouterr().err == ""

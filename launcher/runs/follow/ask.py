@@ -20,6 +20,7 @@ from launcher.base.names import LABEL
 from launcher.runs.backends import backend
 from launcher.runs.checks.machine import Finding
 from launcher.runs.follow.assemble import bare_plan
+from launcher.runs.plan.program import ProgramKind, program
 
 if TYPE_CHECKING:
     from launcher.runs.checks.machine import Machine
@@ -44,8 +45,9 @@ def ask_image(plan: Plan, machine: Machine, chosen: Backend, cache: Path) -> Ite
         with suppress(LauncherError, OSError, ValueError, KeyError):
             yield from _entrypoint(plan, asker, cache)
     argv = plan.words
-    beside = chosen.has_engine and "--checkout" in plan.argv  # which the image asked hasn't
-    if chosen.scheduled or beside or not (argv and ASKABLE.fullmatch(argv[0])):
+    upstreams = program(plan.program).kind is ProgramKind.UPSTREAM
+    beside = chosen.has_engine and "--checkout" in plan.argv  # which the image alone hasn't
+    if chosen.scheduled or beside or not (upstreams and argv and ASKABLE.fullmatch(argv[0])):
         return
     try:
         answer = _kept(plan, argv, machine, asker, cache)

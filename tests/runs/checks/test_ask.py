@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -136,3 +137,27 @@ def test_other_programs_are_not_asked(asked: Asker, tmp_path: Path, sets: tuple[
     engine = Answering("print('{}')")
     assert found(asked, engine, tmp_path, *sets) == []
     assert engine.__dict__["started"] == []
+
+
+class Here(Answering):
+    """A stand-in for the local backend: no engine, and this Python."""
+
+    has_engine = False
+
+
+def test_where_there_is_no_engine_the_payload_asks_here(asked: Asker, tmp_path: Path) -> None:
+    """On the local backend nobody asked, and each rank died by itself."""
+    entry = tmp_path / "start.py"  # a stand-in for the payload's
+    entry.write_text(
+        "import json, sys\nprint(json.dumps({'refused': ' '.join(sys.argv[1:4]), 'where': 'x:1'}))"
+    )
+    plan = replace(
+        asked("gpt2", *UPSTREAM).plan,
+        argv=(sys.executable, str(entry), "runner", "--", "/m/pretrain_gpt.py", "--lr", "1"),
+        workdir=str(tmp_path),
+    )
+    [finding] = ask.ask_image(plan, Machine(), Here(""), tmp_path / "cache")
+    assert finding.refuse
+    assert "doesn't take these options: validate --world-size 2" in finding.what
+    mine = replace(plan, program="./pretrain_mine.py")
+    assert not [*ask.ask_image(mine, Machine(), Here(""), tmp_path / "cache")]

@@ -350,3 +350,12 @@ def test_what_a_megatron_is_taken_for_is_told(write: Write, plan: Planner) -> No
     told = [*assemble._unused(plan("gpt2"), facts)]
     assert told == ["Megatron 0.31.0 is taken for 0.19, which it may differ from"]
     assert assemble._known(asked, ImageFacts("0.16.1", True)) == ImageFacts("0.16.1", True)
+
+
+@pytest.mark.parametrize("scheduled", [True, False])
+def test_a_clusters_runner_asks_megatron_what_nobody_could_before(
+    plan: Planner, scheduled: bool
+) -> None:
+    made = plan("gpt2", *UPSTREAM, host=replace(HOST, scheduled=scheduled))
+    assert ("LAUNCHER_ASK" in dict(made.env)) == scheduled
+    assert "LAUNCHER_ASK" not in dict(plan("gpt2", host=replace(HOST, scheduled=scheduled)).env)
