@@ -39,7 +39,7 @@ def edited(path: Path, old: str, new: str) -> None:
 
 
 def test_an_edit_of_what_travels_with_a_run_changes_no_key(checkout: Path) -> None:
-    """A comment in the runner, the trainer or a GPU kernel, and another version of ours."""
+    """In the runner, the trainer, a GPU kernel or a series' data; and another version of ours."""
     before = listed(checkout)
     for name in (
         "agent/runner.py",
@@ -48,6 +48,7 @@ def test_an_edit_of_what_travels_with_a_run_changes_no_key(checkout: Path) -> No
         "base/files.py",
     ):
         edited(checkout / "launcher" / name, "\nimport ", "\n# a comment\nimport ")
+    edited(checkout / "launcher/agent/series/0.16.json", '"begins"', ' "begins"')
     edited(checkout / "launcher/__init__.py", '__version__ = "', '__version__ = "9.')
     assert listed(checkout) == before
     assert len({key for *_, key in before}) == len(before) > 20
