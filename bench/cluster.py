@@ -17,7 +17,7 @@ from pathlib import Path
 from bench.measure import ROOT, Figure
 from launcher.agent.ranks import ring
 from launcher.agent.ranks.job import free_port
-from launcher.agent.ranks.meeting import Meeting
+from launcher.agent.ranks.rendezvous import Rendezvous
 from launcher.base.settings import settings
 from launcher.runs.backends.slurm import slurm_request
 from launcher.runs.backends.slurm.slurm import SlurmBackend
@@ -138,7 +138,7 @@ def _look() -> float:
     port = free_port()
 
     def one(node: int) -> list[str]:
-        with closing(Meeting(node, NODES, "127.0.0.1", port, print)) as here:
+        with closing(Rendezvous(node, NODES, "127.0.0.1", port, print)) as here:
             here.join(60)
             return ring.broken(ring.look(here))
 

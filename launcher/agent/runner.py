@@ -26,8 +26,8 @@ from launcher.agent.checkpoints import folders, lineage
 from launcher.agent.checkpoints.hold import FolderHeldError, Hold
 from launcher.agent.checkpoints.retention import Retention
 from launcher.agent.ranks import alike, bus, oom, rank, signals, stacks
-from launcher.agent.ranks.company import Company, Elsewhere
-from launcher.agent.ranks.job import JobRefusal, RankJob, Unable, parse, read_secrets
+from launcher.agent.ranks.job import JobRefusal, MismatchError, RankJob, parse, read_secrets
+from launcher.agent.ranks.peers import PeerNodes, RemoteFailure
 from launcher.agent.stall import stall
 from launcher.agent.words import ASK, REFUSES, STOPPED, say
 
@@ -65,11 +65,11 @@ class SignalRequest:
 
 
 @dataclass(frozen=True)
-class FolderTakenOver(Elsewhere):
+class FolderTakenOver(RemoteFailure):
     """Another run has taken over the folder that this one saves to: the ranks may not save."""
 
 
-Event = Exit | SignalRequest | Elsewhere
+Event = Exit | SignalRequest | RemoteFailure
 
 
 def _start(
@@ -125,7 +125,7 @@ class RankWatch:
         ranks: Mapping[int, subprocess.Popen[bytes]],
         events: queue.SimpleQueue[Event],
         collector: stall.Collector | None = None,
-        company: Company | None = None,
+        peers: PeerNodes | None = None,
         log_dir: str = "",
     ) -> None:
         self.log_dir = log_dir
@@ -133,8 +133,8 @@ class RankWatch:
         self.ranks = ranks
         self.events = events
         self.collector = collector
-        self.company = company
-        self.elsewhere: Elsewhere | None = None
+        self.peers = peers
+        self.elsewhere: RemoteFailure | None = None
         self.reporting = threading.Lock()
         self.running = set(ranks)
         self.first_failure: Exit | None = None
@@ -174,7 +174,7 @@ class RankWatch:
             self._ended(event)
         elif isinstance(event, FolderTakenOver):
             self._lost(event)
-        elif isinstance(event, Elsewhere):
+        elif isinstance(event, RemoteFailure):
             self._missed(event)
         elif event.signum == stacks.SIGNAL:
             ranks = {self.job.rank(n): self._pid(n) for n in sorted(self.running)}
@@ -202,11 +202,11 @@ class RankWatch:
             why = f": {blamed}"
         told = f"rank {self.job.rank(event.local_rank)} {how}{why}"
         say(told)
-        if self.company:
-            self.company.failed(told, 128 - code if code < 0 else code)
+        if self.peers:
+            self.peers.failed(told, 128 - code if code < 0 else code)
         self._later(SETTLE_SECONDS, self._terminate)
 
-    def _missed(self, other: Elsewhere) -> None:
+    def _missed(self, other: RemoteFailure) -> None:
         """End the ranks, which wait for those of a node that has failed; the first one counts."""
         say(other.why)
         if not (self.first_failure or self.elsewhere):
@@ -217,8 +217,8 @@ class RankWatch:
         """Kill the ranks: on SIGTERM they would save."""
         say(lost.why)
         self.elsewhere = self.elsewhere or lost
-        if self.company:
-            self.company.failed(lost.why, lost.code)
+        if self.peers:
+            self.peers.failed(lost.why, lost.code)
         self._kill("they may not save there")
 
     def _report(self, ranks: Mapping[int, int]) -> None:
@@ -284,7 +284,7 @@ def run(job: RankJob, environ: Mapping[str, str]) -> int:
     asking: Sequence[signal.Signals] = SIGNALS
     if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
         asking = SIGNALS[:-1]
-    signals.Ear(asking, lambda signum: events.put(SignalRequest(signum)))
+    signals.SignalListener(asking, lambda signum: events.put(SignalRequest(signum)))
     if job.tie:
         threading.Thread(target=_read_to_the_end, args=(events,), daemon=True).start()
     with contextlib.ExitStack() as held:
@@ -293,17 +293,17 @@ def run(job: RankJob, environ: Mapping[str, str]) -> int:
             first = events.get()
             return first.code if isinstance(first, FolderTakenOver) else 128 + first.signum
         written = traces.Traces(job.profile) if job.profile else None
-        company = Company(met.meeting, events.put) if met else None
+        peers = PeerNodes(met.rendezvous, events.put) if met else None
         job, found = (met.job, met.variables) if met else (job, {})
         log_dir = held.enter_context(tempfile.TemporaryDirectory(prefix="ranks-"))
         whole = job.nodes == 1
         collector = stall.Collector(Path(log_dir), environ, cpu=job.cpu, whole=whole)
         ranks = _start(job, environ, log_dir, {**found, **collector.variables, **saver})
         signals.catch([stacks.SIGNAL])
-        watch = RankWatch(job, ranks, events, collector, company, log_dir)
+        watch = RankWatch(job, ranks, events, collector, peers, log_dir)
         code = watch.wait()
-    if company and code == 0:
-        company.done()
+    if peers and code == 0:
+        peers.done()
     pids = {job.rank(n): process.pid for n, process in ranks.items()}
     for line in written.told(pids, job.nsys) if written else ():
         say(line)
@@ -349,9 +349,13 @@ def _ready(
         if not job.cpu:
             visible = job.check_devices()
         if any(map(job.traces, range(job.processes))) and not shutil.which("nsys"):
-            raise Unable("nsys isn't in this image: NVIDIA's have it, or profile.tool: torch")
-        saver = _hold(job, environ, lambda why: events.put(FolderTakenOver(why, Unable.code)), held)
-    except Unable as unable:
+            raise MismatchError(
+                "nsys isn't in this image: NVIDIA's have it, or profile.tool: torch"
+            )
+        saver = _hold(
+            job, environ, lambda why: events.put(FolderTakenOver(why, MismatchError.code)), held
+        )
+    except MismatchError as unable:
         if job.nodes == 1:
             raise
         refusal = str(unable)
@@ -361,7 +365,7 @@ def _ready(
 
 
 def _check_packages(job: RankJob) -> None:
-    """Raise `Unable` where this Python lacks what each rank would end for."""
+    """Raise `MismatchError` where this Python lacks what each rank would end for."""
     wanted = {"torch": "another image, or another Python by image.python"}
     if job.program[:2] == GPT and not job.checkout:
         wanted["megatron.core"] = "an image that has it, or --source PATH, a checkout"
@@ -371,7 +375,7 @@ def _check_packages(job: RankJob) -> None:
         except ModuleNotFoundError:  # nor the package that it is in
             found = None
         if found is None:
-            raise Unable(f"{sys.executable} has no {name}: take {instead}")
+            raise MismatchError(f"{sys.executable} has no {name}: take {instead}")
 
 
 def _hold(
@@ -383,25 +387,27 @@ def _hold(
     """Hold and claim the folder that the run saves to, and see to what comes there.
 
     Several nodes share it, so the first one does. The variables of the ranks that say who they save
-    for. `lost` is called where another run takes the folder. Raises `Unable` where another run
-    saves there, or its checkpoints lie there. Without a launcher the runner is a run of its own,
-    which goes on.
+    for. `lost` is called where another run takes the folder. Raises `MismatchError` where another
+    run saves there, or its checkpoints lie there. Without a launcher the runner is a run of its
+    own, which goes on.
     """
-    wish = lineage.wish(environ)
-    if wish is None and job.checkpoints:
-        wish = lineage.Wish(os.urandom(4).hex(), str(job.checkpoints), on=True, overwrite=True)
-    if wish is None or job.node_rank:
+    request = lineage.save_request(environ)
+    if request is None and job.checkpoints:
+        request = lineage.SaveRequest(
+            os.urandom(4).hex(), str(job.checkpoints), on=True, overwrite=True
+        )
+    if request is None or job.node_rank:
         return {}
-    root = Path(wish.folder)
+    root = Path(request.folder)
     try:
-        hold = Hold(root, wish.run, say)
+        hold = Hold(root, request.run, say)
         held.callback(hold.release)
-        line = folders.line_of(root, wish.run, on=wish.on)
-        if not wish.overwrite and (why := folders.refusal(root, line, on=wish.on)):
-            raise Unable(why)
-        note = hold.claim(line, overwrite=wish.overwrite)
+        line = folders.line_of(root, request.run, on=request.on)
+        if not request.overwrite and (why := folders.refusal(root, line, on=request.on)):
+            raise MismatchError(why)
+        note = hold.claim(line, overwrite=request.overwrite)
     except FolderHeldError as other:
-        raise Unable(str(other)) from None
+        raise MismatchError(str(other)) from None
     except OSError as error:
         say(f"can't note in {root} whose its checkpoints are: {error.strerror}")
         return {}

@@ -71,7 +71,7 @@ class Traces:
             return path
         if path.suffix == ".gz":
             return files.rename(path, target)
-        with files.Aside(target) as new, path.open("rb") as source:
+        with files.PendingFile(target) as new, path.open("rb") as source:
             with gzip.open(new.file, "wb", compresslevel=6) as packed:
                 shutil.copyfileobj(source, packed)
             new.publish()

@@ -51,7 +51,7 @@ class ForeignFileError(PermissionError):
         super().__init__(errno.EPERM, why, str(path))
 
 
-class Aside:
+class PendingFile:
     """A new file that will be `target`; until then nobody finds or sees it.
 
     Its name has `token` in it: files that belong together have one. It is locked while it is open,
@@ -91,7 +91,7 @@ class Aside:
             with suppress(OSError):  # what it still had to write isn't wanted
                 self.file.close()
 
-    def __enter__(self) -> Aside:
+    def __enter__(self) -> PendingFile:
         return self
 
     def __exit__(self, _: object, error: object, __: object) -> None:
@@ -134,7 +134,7 @@ def sweep(target: Path) -> bool:
 
 def write(path: Path, content: str | bytes, mode: int = 0o666) -> None:
     """Put `content` in the place of `path`: whatever happens, it is there whole, or the old is."""
-    with Aside(path, mode) as new:
+    with PendingFile(path, mode) as new:
         new.file.write(content.encode() if isinstance(content, str) else content)
         new.publish()
     sweep(path)

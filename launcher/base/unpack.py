@@ -27,7 +27,7 @@ WINDOW = 31
 PIECE = 1 << 20
 
 
-class Unreadable(Exception):
+class DamagedFile(Exception):
     """A compressed file that is cut short or damaged; the text says how."""
 
 
@@ -37,7 +37,7 @@ def packing(beginning: bytes) -> str | None:
 
 
 def unpacked(file: io.BufferedReader) -> io.BufferedReader:
-    """The file, or what is packed in it; its reads raise Unreadable where it has no proper end."""
+    """The file, or what is packed in it; its reads raise DamagedFile where it has no proper end."""
     name = packing(file.peek(8))
     return file if name is None else io.BufferedReader(_UnpackedInput(_opened(name, file)), PIECE)
 
@@ -102,11 +102,11 @@ class _UnpackedInput(io.RawIOBase):
         try:
             piece = self.file.read(len(buffer))
         except (EOFError, zlib.error, lzma.LZMAError, zstd.ZstdError) as error:
-            raise Unreadable(str(error)) from None
+            raise DamagedFile(str(error)) from None
         except OSError as error:
             if error.errno is not None:
                 raise
-            raise Unreadable(str(error)) from None
+            raise DamagedFile(str(error)) from None
         buffer[: len(piece)] = piece
         return len(piece)
 

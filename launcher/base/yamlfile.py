@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     Secret = Callable[[str, object], bool]
 
 
-class Portable(yaml.SafeDumper):
+class PortableDumper(yaml.SafeDumper):
     """Writes for readers of YAML 1.2: no anchors, and what looks like a number to them quoted.
 
     To them 1e-05 is one, and 29107e04, which an id may be; PyYAML reads and writes 1.1.
@@ -37,7 +37,7 @@ class Portable(yaml.SafeDumper):
         return self.represent_scalar("tag:yaml.org,2002:str", text, style=quoted)
 
 
-Portable.add_representer(str, Portable.a_text)
+PortableDumper.add_representer(str, PortableDumper.a_text)
 
 Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 DEEPEST = 50

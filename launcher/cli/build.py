@@ -165,7 +165,7 @@ def _fetch(args: Namespace, site: Settings, progress: Progress) -> int:
     from launcher.images.carry import bundle
     from launcher.images.matrix.load import load_lock, load_matrix
     from launcher.images.matrix.recipe import recipe
-    from launcher.images.sources.pins import Images
+    from launcher.images.sources.pins import StartImages
 
     matrix = load_matrix(site.matrix)
     lock = load_lock(site.matrix.with_suffix(".lock"))
@@ -177,7 +177,7 @@ def _fetch(args: Namespace, site: Settings, progress: Progress) -> int:
         usual = own if own in matrix.rows[request.tag].platforms else None
         where = args.platform or usual
         rows.append((recipe(matrix, lock, request.tag, request.megatron, where), request))
-    images = client and Images(client, site, progress, lock.images, matrix.moving)
+    images = client and StartImages(client, site, progress, lock.images, matrix.moving)
     fetched, failed = inputs.fetch_all(rows, images, site, progress)
     for one in fetched:
         size = sum(path.stat().st_size for path in one.files) / 1e6

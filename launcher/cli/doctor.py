@@ -75,7 +75,7 @@ def _lines(args: Namespace, chosen: Backend) -> list[Line]:
 def _nodes(args: Namespace) -> list[Line]:
     """Meet the other nodes. Raises UsageError for numbers that can't be."""
     from launcher.agent.ranks import alike
-    from launcher.agent.ranks.meeting import Meeting
+    from launcher.agent.ranks.rendezvous import Rendezvous
     from launcher.runs import payload
     from launcher.runs.backends.host import tell
     from launcher.runs.checks import gather, nodes
@@ -91,7 +91,7 @@ def _nodes(args: Namespace) -> list[Line]:
     gpus = gather.nvidia_gpus() or ()
     facts = alike.devices(len(gpus), gpus[0].driver if gpus else "")
     facts |= {"launcher": payload.digest()}
-    place = Meeting(rank, args.nodes, address, args.master_port, tell)
+    place = Rendezvous(rank, args.nodes, address, args.master_port, tell)
     return nodes.look(place, facts, os.environ, args.wait)
 
 

@@ -98,7 +98,7 @@ def lock(args: Namespace) -> int:
     path = (args.root or site.written).absolute() / beside.name
     known = next((each for each in (path, beside) if each.exists()), None)
     old = load_lock(known) if known else None
-    asking = lock.Asking(args.upgrade, args.offline)
+    asking = lock.LockRequest(args.upgrade, args.offline)
     locked = lock.lock(load_matrix(), old, site, Progress(), asking)
     path.parent.mkdir(parents=True, exist_ok=True)
     lock.write(locked, path)

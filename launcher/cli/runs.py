@@ -24,7 +24,7 @@ from launcher.cli.command import (
 )
 
 if TYPE_CHECKING:
-    from launcher.runs.follow.find import Silent
+    from launcher.runs.follow.find import SilentBackends
     from launcher.runs.records.runs import Filter, Run
 
 GOING_ON = ("RUN", "NAME", "STATE", "BACKEND", "GPUS", "IMAGE", "CREATED", "CHECKPOINT")
@@ -57,7 +57,7 @@ def ps(args: Namespace) -> int:
     return _tell_silent(silent)
 
 
-def _tell_silent(silent: list[Silent]) -> int:
+def _tell_silent(silent: list[SilentBackends]) -> int:
     """Tell who couldn't be asked, and why; the exit code, 0 where there was nobody to ask."""
     from launcher.runs.follow.live import tell
 

@@ -15,23 +15,23 @@ from typing import Any
 import pytest
 
 from launcher.agent.checkpoints import lineage
-from launcher.agent.ranks import alike, meeting
+from launcher.agent.ranks import alike, rendezvous
 from launcher.agent.ranks.job import free_port
-from launcher.agent.ranks.meeting import Meeting, MeetingFailure, StopWaiting
+from launcher.agent.ranks.rendezvous import Rendezvous, RendezvousFailure, StopWaiting
 
 from .conftest import Run, going_on, runner_command
 
 
-def together(nodes: int, do: Callable[[Meeting], Any], seconds: float = 10) -> list[Any]:
+def together(nodes: int, do: Callable[[Rendezvous], Any], seconds: float = 10) -> list[Any]:
     """What `do` gives, or raises, on each node, once all have met."""
     port = free_port()
 
     def one(node: int) -> Any:
-        with closing(Meeting(node, nodes, "127.0.0.1", port, print)) as here:
+        with closing(Rendezvous(node, nodes, "127.0.0.1", port, print)) as here:
             try:
                 here.join(seconds)
                 return do(here)
-            except MeetingFailure as failed:
+            except RendezvousFailure as failed:
                 return str(failed)
 
     with ThreadPoolExecutor(nodes) as pool:
@@ -41,7 +41,7 @@ def together(nodes: int, do: Callable[[Meeting], Any], seconds: float = 10) -> l
 def test_each_node_hears_what_each_tells_in_their_order() -> None:
     """Twice, and more than one packet of it: an answer that was cut would be half a line."""
 
-    def told(here: Meeting) -> list[Any]:
+    def told(here: Rendezvous) -> list[Any]:
         return [here.exchange([here.node] * 50_000, list), here.exchange(here.node, sum)]
 
     for found in together(4, told):
@@ -51,7 +51,7 @@ def test_each_node_hears_what_each_tells_in_their_order() -> None:
 def test_the_port_is_free_for_the_ranks_once_all_have_met() -> None:
     """The ranks of another node would come to what was about to close."""
 
-    def listens(here: Meeting) -> str:
+    def listens(here: Rendezvous) -> str:
         here.exchange(None, list)
         with suppress(ConnectionRefusedError), socket.create_connection(("127.0.0.1", here.port)):
             return "it listens still"
@@ -61,7 +61,7 @@ def test_the_port_is_free_for_the_ranks_once_all_have_met() -> None:
 
 
 def test_a_node_that_leaves_is_named_on_all_others() -> None:
-    def leave(here: Meeting) -> Any:
+    def leave(here: Rendezvous) -> Any:
         return here.node == 1 or here.exchange(None, list)
 
     host = socket.gethostname()
@@ -73,7 +73,7 @@ def test_a_node_that_leaves_is_named_on_all_others() -> None:
 def test_a_node_that_hangs_is_named_on_all_others(monkeypatch: pytest.MonkeyPatch) -> None:
     held = threading.Event()
 
-    def hang(here: Meeting) -> Any:
+    def hang(here: Rendezvous) -> Any:
         if here.node == 2:
             return held.wait(20)
         try:
@@ -87,8 +87,8 @@ def test_a_node_that_hangs_is_named_on_all_others(monkeypatch: pytest.MonkeyPatc
 
 
 def fails(node: int, nodes: int, port: int, why: str, seconds: float = 0.3) -> None:
-    here = Meeting(node, nodes, "127.0.0.1", port, print)
-    with closing(here), pytest.raises(MeetingFailure, match=why):
+    here = Rendezvous(node, nodes, "127.0.0.1", port, print)
+    with closing(here), pytest.raises(RendezvousFailure, match=why):
         here.join(seconds)
 
 
@@ -102,7 +102,7 @@ def test_a_first_node_that_is_not_there_is_told_so() -> None:
 
 def test_another_that_listens_is_no_first_node(monkeypatch: pytest.MonkeyPatch) -> None:
     """A run that was left behind keeps the port, and would be waited for."""
-    monkeypatch.setattr(meeting, "GREETING_SECONDS", 0.2)
+    monkeypatch.setattr(rendezvous, "GREETING_SECONDS", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         fails(1, 2, port, "is no first node of a run that begins", 0.8)
@@ -122,8 +122,8 @@ def test_numbers_that_do_not_fit(nodes: Sequence[tuple[int, int]], why: str) -> 
 
     def one(node: tuple[int, int]) -> str:
         with (
-            closing(Meeting(*node, "127.0.0.1", port, print)) as here,
-            pytest.raises(MeetingFailure) as end,
+            closing(Rendezvous(*node, "127.0.0.1", port, print)) as here,
+            pytest.raises(RendezvousFailure) as end,
         ):
             here.join(10)
         return str(end.value)
@@ -137,7 +137,7 @@ def test_strangers_at_the_port_are_let_go() -> None:
     port = free_port()
 
     def one(node: int) -> Any:
-        with closing(Meeting(node, 3, "127.0.0.1", port, print)) as here:
+        with closing(Rendezvous(node, 3, "127.0.0.1", port, print)) as here:
             here.join(10)
             return here.exchange(node, list)
 
@@ -167,16 +167,16 @@ def _connected(port: int) -> socket.socket:
 
 def test_whoever_waits_can_be_stopped() -> None:
     for node in (0, 1):
-        here = Meeting(node, 2, "127.0.0.1", free_port(), print, stopped=lambda: True)
+        here = Rendezvous(node, 2, "127.0.0.1", free_port(), print, stopped=lambda: True)
         with closing(here), pytest.raises(StopWaiting):
             here.join(60)
 
 
 def test_who_is_waited_for_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(meeting, "PATIENCE", (0.1, 60.0))
+    monkeypatch.setattr(rendezvous, "PATIENCE", (0.1, 60.0))
     said: list[str] = []
-    here = Meeting(0, 2, "10.0.0.1", free_port(), said.append)
-    with closing(here), pytest.raises(MeetingFailure):
+    here = Rendezvous(0, 2, "10.0.0.1", free_port(), said.append)
+    with closing(here), pytest.raises(RendezvousFailure):
         here.join(0.6)
     assert said == [f"waiting: node 1 didn't come to 10.0.0.1:{here.port}"]
 

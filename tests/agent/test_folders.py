@@ -275,7 +275,7 @@ def test_what_no_kill_left_stays(tmp_path: Path, kind: str) -> None:
         os.truncate(tmp_path / "iter_0000006/__0_0.distcp", 99)
     if kind == "user's":
         (tmp_path / "iter_0000006").rename(tmp_path / "iter_0000006.incomplete")
-        lineage.put(tmp_path / "iter_0000006.incomplete", lineage.Note(RUN, RUN))
+        lineage.put(tmp_path / "iter_0000006.incomplete", lineage.LineageNote(RUN, RUN))
         tracked(tmp_path, 3)
     folders.set_aside(tmp_path, RUN)
     distributed(folders.folder(tmp_path, 9))

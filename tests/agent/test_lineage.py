@@ -12,7 +12,7 @@ from unittest.mock import Mock
 import pytest
 
 from launcher.agent.checkpoints import folders, lineage, retention
-from launcher.agent.checkpoints.lineage import Wish
+from launcher.agent.checkpoints.lineage import SaveRequest
 
 from .test_folders import distributed, tracked
 
@@ -43,9 +43,9 @@ def names(root: Path) -> list[str]:
 @pytest.mark.parametrize("on", [False, True])
 @pytest.mark.parametrize("over", [False, True])
 def test_a_wish_is_told_in_one_variable(on: bool, over: bool) -> None:
-    wish = Wish(A, "/my folder", on, over)
-    assert lineage.wish({lineage.VARIABLE: str(wish)}) == wish
-    assert lineage.wish({lineage.VARIABLE: "nonsense"}) is None
+    request = SaveRequest(A, "/my folder", on, over)
+    assert lineage.save_request({lineage.VARIABLE: str(request)}) == request
+    assert lineage.save_request({lineage.VARIABLE: "nonsense"}) is None
 
 
 def test_another_runs_checkpoints_are_met_unless_they_are_gone_on_from(tmp_path: Path) -> None:

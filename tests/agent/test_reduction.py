@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from launcher.agent.ranks import network, reduction, ring
-from launcher.agent.ranks.job import Unable
-from launcher.agent.ranks.meeting import Meeting
+from launcher.agent.ranks.job import MismatchError
+from launcher.agent.ranks.rendezvous import Rendezvous
 
 from .test_alike import together
 
@@ -28,7 +28,7 @@ def _imported() -> None:
     importlib.import_module("torch")
 
 
-def look(here: Meeting, seconds: float = 30) -> list[str]:
+def look(here: Rendezvous, seconds: float = 30) -> list[str]:
     return reduction.broken(reduction.look(here, LO, cpu=True, seconds=seconds))
 
 
@@ -39,7 +39,7 @@ def test_512_nodes_have_longer_and_are_told_of_within_a_minute() -> None:
     assert reduction.limit(1 << 20, {}) <= 60 - before
     assert reduction.limit(512, {reduction.LIMIT: "90.5"}) == 90.5
     for wrong in ("0", "-1", "nan", "a"):
-        with pytest.raises(Unable, match=f"{reduction.LIMIT}: '{wrong}'"):
+        with pytest.raises(MismatchError, match=f"{reduction.LIMIT}: '{wrong}'"):
             reduction.limit(2, {reduction.LIMIT: wrong})
 
 

@@ -20,7 +20,14 @@ import pytest
 from launcher.agent import runner, start
 from launcher.agent.checkpoints import folders, lineage
 from launcher.agent.ranks import bus, devices, oom
-from launcher.agent.ranks.job import JobRefusal, RankJob, Unable, free_port, parse, read_secrets
+from launcher.agent.ranks.job import (
+    JobRefusal,
+    MismatchError,
+    RankJob,
+    free_port,
+    parse,
+    read_secrets,
+)
 from launcher.agent.words import ASK, REFUSES, STOPPED
 from launcher.runs.plan.job import EndCause
 from launcher.runs.records.failures import explain
@@ -78,7 +85,7 @@ def test_the_folder_that_is_saved_to_is_claimed_by_the_first_node(tmp_path: Path
     assert lineage.said(root / "iter_0000003") == "aaaaaaaa"
     assert {path.name for path in root.iterdir()} == {"iter_0000003", folders.TRACKER}
     # Where the launcher can't see them, on an engine of another machine, another run's are refused.
-    refused = pytest.raises(Unable, match="iter_0000003 is run aaaaaaaa's")
+    refused = pytest.raises(MismatchError, match="iter_0000003 is run aaaaaaaa's")
     with refused, held(job("--", "x"), f"bbbbbbbb anew {root}"):
         pytest.fail("another run's checkpoints are there")
     assert not (root / lineage.NOTE).exists()
@@ -92,7 +99,9 @@ def test_a_folder_that_a_living_run_saves_to_is_refused(tmp_path: Path) -> None:
     """Two launchers with their own records replaced each other's claims, and signed as theirs."""
     with held(job("--", "x"), f"aaaaaaaa anew {tmp_path}"):
         for wish in ("aaaaaaaa on", "bbbbbbbb anew", "bbbbbbbb anew+over"):
-            refused = pytest.raises(Unable, match=r"is in use: run aaaaaaaa on .* saves there")
+            refused = pytest.raises(
+                MismatchError, match=r"is in use: run aaaaaaaa on .* saves there"
+            )
             with refused, held(job("--", "x"), f"{wish} {tmp_path}"):
                 pytest.fail("another run saves there")
         assert lineage.claimed(tmp_path).run == "aaaaaaaa"  # type: ignore[union-attr]
@@ -156,7 +165,7 @@ TOO_OLD = RuntimeError("The NVIDIA driver on your system is too old")
 def test_gpus(monkeypatch: pytest.MonkeyPatch, found: Any, reason: str) -> None:
     """One for each process, which torch has code for."""
     monkeypatch.setattr(devices, "look", Mock(side_effect=[found]))
-    with pytest.raises(Unable, match=reason) if reason else nullcontext() as refused:
+    with pytest.raises(MismatchError, match=reason) if reason else nullcontext() as refused:
         assert job("--", "x").check_devices() == 2
     assert not reason or refused.value.code == 121
 

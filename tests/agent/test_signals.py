@@ -33,7 +33,7 @@ def main_thread_spared() -> Iterator[None]:
 
 def test_what_the_main_thread_waits_for_delays_none() -> None:
     heard: queue.SimpleQueue[int] = queue.SimpleQueue()
-    with closing(signals.Ear(SIGNALS, heard.put)), main_thread_spared():
+    with closing(signals.SignalListener(SIGNALS, heard.put)), main_thread_spared():
         for signum in (*SIGNALS, *SIGNALS):
             os.kill(os.getpid(), signum)
             assert heard.get(timeout=20) == signum
@@ -45,7 +45,7 @@ def test_those_that_were_held_are_heard_and_afterwards_all_is_as_before() -> Non
     before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     try:
         signal.pthread_kill(threading.get_ident(), signal.SIGUSR1)  # others would end of it
-        with closing(signals.Ear(SIGNALS, heard.append)):
+        with closing(signals.SignalListener(SIGNALS, heard.append)):
             assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == before
         assert heard == [signal.SIGUSR1]
         assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == before | set(SIGNALS)
@@ -65,7 +65,7 @@ def test_what_came_before_its_end_is_heard_to_its_end(capsys: pytest.CaptureFixt
         if signum == signal.SIGUSR1:
             raise LookupError("nobody to ask")
 
-    ear = signals.Ear(SIGNALS, hear)
+    ear = signals.SignalListener(SIGNALS, hear)
     for signum in SIGNALS:
         os.kill(os.getpid(), signum)
     ear.close()
@@ -78,7 +78,7 @@ def test_what_is_caught_anew_is_heard_as_well() -> None:
     """As where torch has installed handlers of its own, and one signal more is wanted."""
     heard: queue.SimpleQueue[int] = queue.SimpleQueue()
     before = signal.getsignal(signal.SIGUSR2)
-    with closing(signals.Ear(SIGNALS[:1], heard.put)):
+    with closing(signals.SignalListener(SIGNALS[:1], heard.put)):
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)
         signals.catch(SIGNALS)
         for signum in SIGNALS:

@@ -14,7 +14,7 @@ import pytest
 from launcher.agent.ranks import stacks
 from launcher.agent.ranks.stacks import Frame, Stack
 from launcher.agent.stall import flight, stall
-from launcher.agent.stall.stall import Activity, Whereabouts
+from launcher.agent.stall.stall import Activity, RankPosition
 
 from .conftest import start_rank
 from .test_flight import entry, operations, record
@@ -30,11 +30,11 @@ for file, texts in {MINE.file: LINES, P2P: {7: "req.wait()"}}.items():
     linecache.cache[file] = (1, None, lines, file)  # as if they were there
 
 
-def at(*frames: Frame) -> Whereabouts:
+def at(*frames: Frame) -> RankPosition:
     return stall.place(frames)
 
 
-def collective(name: str = "all_reduce", caller: Frame = GRADS) -> Whereabouts:
+def collective(name: str = "all_reduce", caller: Frame = GRADS) -> RankPosition:
     wrapper = Frame(f"{TORCH}/distributed/c10d_logger.py", 81, "wrapper")
     return at(Frame(C10D, 2806, name), wrapper, caller, MINE)
 
@@ -42,7 +42,7 @@ def collective(name: str = "all_reduce", caller: Frame = GRADS) -> Whereabouts:
 SLEEPS = at(MINE)
 
 
-def said(places: dict[int, Whereabouts], *, whole: bool = True) -> str:
+def said(places: dict[int, RankPosition], *, whole: bool = True) -> str:
     return stall.conclude(places, {}, whole=whole)
 
 
@@ -90,7 +90,7 @@ def test_a_rank_outside_of_collectives_is_the_one() -> None:
 
 
 def test_one_that_does_not_answer_is_the_one() -> None:
-    silent = Whereabouts(Activity.SILENT, "the kernel has it as T (stopped)")
+    silent = RankPosition(Activity.SILENT, "the kernel has it as T (stopped)")
     told = said({0: SLEEPS, 1: silent, 2: collective()})
     assert told.startswith("rank 1 doesn't answer: the kernel has it as T (stopped), while ")
 

@@ -156,7 +156,7 @@ def test_what_is_written_takes_the_place_of_a_link(root: Path) -> None:
 
 
 def test_a_write_that_fails_leaves_the_old(root: Path) -> None:
-    with pytest.raises(TypeError), files.Aside(root / "letter") as new:
+    with pytest.raises(TypeError), files.PendingFile(root / "letter") as new:
         new.file.writelines([b"half", None])  # type: ignore[list-item]
     assert (root / "letter").read_text() == "mine"
     assert os.listdir(root) == ["letter"]
@@ -167,7 +167,7 @@ def test_what_a_killed_process_left_aside_goes_and_what_is_written_stays(root: P
     left.write_text("half")
     strange = root / ".letter.0123.aside"
     strange.write_text("of somebody")
-    with files.Aside(root / "letter") as other:
+    with files.PendingFile(root / "letter") as other:
         assert files.sweep(root / "letter")
         assert other.path.exists()
     assert not files.sweep(root / "letter")

@@ -25,7 +25,7 @@ RANK = "model_optim_rng.pt"
 OPTIMIZER = "distrib_optim.pt"
 
 
-class _Cut(Exception):
+class _IncompleteFile(Exception):
     """Something is missing or cut short; the text says what."""
 
 
@@ -42,7 +42,7 @@ def problem(folder: Path) -> str:
             _check_ranks(ranks)
         else:
             _check_distributed(folder)
-    except _Cut as cut:
+    except _IncompleteFile as cut:
         return str(cut)
     except FileNotFoundError as error:
         return f"{Path(error.filename).name} is missing"
@@ -64,7 +64,7 @@ def _check_distributed(folder: Path) -> None:
     with files.open_regular(index) as stream, _legible(index, "cut short"):
         for name, size in pickles.look(stream, "storage").items():
             if (there := (folder / name).stat().st_size) < size:
-                raise _Cut(f"{name} has {there} of {size} bytes")
+                raise _IncompleteFile(f"{name} has {there} of {size} bytes")
 
 
 def _check_ranks(ranks: list[Path]) -> None:
@@ -83,7 +83,7 @@ def _check_ranks(ranks: list[Path]) -> None:
     for kind in ("tensor", "pipeline", "expert"):
         needed *= arguments.get(f"{kind}_model_parallel_size", 1)
     if len(ranks) < needed:
-        raise _Cut(f"there are {len(ranks)} of {needed} folders mp_rank_…")
+        raise _IncompleteFile(f"there are {len(ranks)} of {needed} folders mp_rank_…")
     if arguments.get("use_distributed_optimizer") and not arguments.get("no_save_optim"):
         for rank in ranks:
             _check_archive(rank / OPTIMIZER)
@@ -93,7 +93,7 @@ def _check_archive(path: Path) -> None:
     """A file that torch saved is a zip archive, whose directory stands at its end."""
     with files.open_regular(path) as file:
         if not zipfile.is_zipfile(file):
-            raise _Cut(f"{path.name} is cut short")
+            raise _IncompleteFile(f"{path.name} is cut short")
 
 
 @contextmanager
@@ -101,7 +101,7 @@ def _legible(path: Path, lack: str) -> Iterator[None]:
     """Whatever an unpickler or a parser makes of the bytes of `path`, that is what it lacks."""
     try:
         yield
-    except (OSError, _Cut):
+    except (OSError, _IncompleteFile):
         raise
     except Exception:
-        raise _Cut(f"{path.name} is {lack}") from None
+        raise _IncompleteFile(f"{path.name} is {lack}") from None

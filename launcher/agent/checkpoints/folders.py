@@ -61,7 +61,7 @@ def folder(root: str | Path, iteration: int) -> Path:
     return Path(root) / f"iter_{iteration:07d}"
 
 
-def partial(root: str | Path, iteration: int, mine: lineage.Note | None = None) -> Path:
+def partial(root: str | Path, iteration: int, mine: lineage.LineageNote | None = None) -> Path:
     """The same while it is written; its name says for which run."""
     return folder(root, iteration).with_suffix(f".{mine.run}{PARTIAL}" if mine else PARTIAL)
 
@@ -77,7 +77,7 @@ def noted(root: Path) -> str:
         return ""
 
 
-def publish(root: Path, iteration: int, mine: lineage.Note | None = None) -> Path:
+def publish(root: Path, iteration: int, mine: lineage.LineageNote | None = None) -> Path:
     """Give a checkpoint written under its partial name its own, and note it as the newest.
 
     It says that it is `mine`, or whose it is by the claim of `root`. All of it is on the disk
@@ -88,7 +88,7 @@ def publish(root: Path, iteration: int, mine: lineage.Note | None = None) -> Pat
     """
     final, new = folder(root, iteration), partial(root, iteration, mine)
     make_room(final)
-    with files.Aside(root / TRACKER) as tracker:
+    with files.PendingFile(root / TRACKER) as tracker:
         tracker.file.write(str(iteration).encode())
         tracker.complete()
         lineage.sign(new, mine)

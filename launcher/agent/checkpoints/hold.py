@@ -81,7 +81,7 @@ class Hold:
         self.root = root
         self.say = say
         self.me = Holder(run, socket.gethostname(), kernel(), secrets.token_hex(8))
-        self.note: lineage.Note | None = None  # the claim, once it is made
+        self.note: lineage.LineageNote | None = None  # the claim, once it is made
         self.ended = threading.Event()
         self.thread: threading.Thread | None = None
         self.handle = self._take()
@@ -126,7 +126,7 @@ class Hold:
             os.pwrite(handle, content, 0)
             os.fsync(handle)
 
-    def claim(self, line: str, *, overwrite: bool = False) -> lineage.Note:
+    def claim(self, line: str, *, overwrite: bool = False) -> lineage.LineageNote:
         """Note in the folder that the run, of the `line`, saves there. Raises `OSError`."""
         self.note = lineage.claim(
             self.root, self.me.run, line, overwrite=overwrite, holder=self.me.token
@@ -243,7 +243,7 @@ def _beat_of(path: Path, handle: int) -> int:
 def _age(root: Path, handle: int) -> float:
     """How old the heartbeat is, in seconds, by the clock of the server that has the file."""
     try:
-        with files.Aside(root / LOCK) as probe:
+        with files.PendingFile(root / LOCK) as probe:
             now = os.fstat(probe.file.fileno()).st_mtime
     except OSError:  # where nothing may be written: by this machine's clock
         now = time.time()

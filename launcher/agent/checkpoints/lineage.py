@@ -27,7 +27,7 @@ PATIENCE_SECONDS = 20.0
 """How long a rank waits for a claim that isn't there to be made again."""
 
 VARIABLE = "LAUNCHER_CLAIM"
-"""Tells the runner which run it is, what it may find where it saves, and where: see `Wish`."""
+"""Tells the runner which run it is, where it saves, and what it may find there: `SaveRequest`."""
 
 HOLDER = "LAUNCHER_HOLDER"
 """Tells the ranks who they save for: the run, its line, and the token of what holds the folder."""
@@ -38,8 +38,8 @@ FOLDER = re.compile(rf"iter_\d+((\.(?P<run>{ID}))?\.partial)?")
 
 
 @dataclass(frozen=True)
-class Wish:
-    """What a run wants of the folder that it saves to.
+class SaveRequest:
+    """What a run asks of the folder that it saves to.
 
     on: it goes on from the newest checkpoint there; overwrite: it may replace another line's
     """
@@ -54,17 +54,17 @@ class Wish:
         return f"{self.run} {'+'.join(words)} {self.folder}"
 
 
-def wish(environ: Mapping[str, str | None]) -> Wish | None:
+def save_request(environ: Mapping[str, str | None]) -> SaveRequest | None:
     """What the launcher says by `VARIABLE`; None where it says nothing that can be read."""
     told = re.fullmatch(rf"({ID}) ([a-z+]+) (.+)", environ.get(VARIABLE) or "", re.DOTALL)
     if told is None:
         return None
     words = told[2].split("+")
-    return Wish(told[1], told[3], on=ON in words, overwrite=OVER in words)
+    return SaveRequest(told[1], told[3], on=ON in words, overwrite=OVER in words)
 
 
 @dataclass(frozen=True)
-class Note:
+class LineageNote:
     """Which run of which line saves, or has saved; `before` are names that were there already.
 
     In a claim, `holder` is the token of the process that holds the folder: see `hold`.
@@ -80,18 +80,18 @@ class Note:
         return f"{self.run} {self.line} {self.holder}"
 
 
-def saver(environ: Mapping[str, str]) -> Note | None:
+def saver(environ: Mapping[str, str]) -> LineageNote | None:
     """Who a rank saves for, as the runner says by `HOLDER`; None where it says nothing."""
     told = re.fullmatch(rf"({ID}) ({ID}) ({ID})", environ.get(HOLDER, ""))
-    return Note(told[1], told[2], holder=told[3]) if told else None
+    return LineageNote(told[1], told[2], holder=told[3]) if told else None
 
 
-def claimed(root: Path) -> Note | None:
+def claimed(root: Path) -> LineageNote | None:
     """The claim of a folder; None where there is none."""
     return _read(root)
 
 
-def check_claim(root: Path, mine: Note | None) -> None:
+def check_claim(root: Path, mine: LineageNote | None) -> None:
     """Raise `FileExistsError` where another process has claimed `root` than `mine`.
 
     A claim that isn't there was removed with the folder: the runner, which sees that within
@@ -123,7 +123,7 @@ def is_claimed(checkpoint: Path) -> bool:
     return claimed is not None and claimed.line == owner(checkpoint)
 
 
-def _owner(checkpoint: Path) -> Note | None:
+def _owner(checkpoint: Path) -> LineageNote | None:
     if checkpoint.is_symlink():
         return None
     if os.path.lexists(checkpoint / NOTE):
@@ -141,7 +141,9 @@ def line(root: Path, run: str) -> str:
     return next((note.line for note in notes if note and note.run == run), "")
 
 
-def claim(root: Path, run: str, of: str, *, overwrite: bool = False, holder: str = "") -> Note:
+def claim(
+    root: Path, run: str, of: str, *, overwrite: bool = False, holder: str = ""
+) -> LineageNote:
     """Say that `run`, of the line `of`, saves under `root` from now on; what was there stays as is.
 
     The claim. Raises `OSError` where that can't be written.
@@ -154,7 +156,7 @@ def claim(root: Path, run: str, of: str, *, overwrite: bool = False, holder: str
     else:
         settle(root)
         before = tuple(path.name for path in _checkpoints(root) if not owner(path))
-    note = Note(run, of, before, overwrite, holder)
+    note = LineageNote(run, of, before, overwrite, holder)
     put(root, note)
     return note
 
@@ -172,11 +174,11 @@ def _sign_all(root: Path) -> None:
         sign(path)
 
 
-def sign(checkpoint: Path, mine: Note | None = None) -> None:
+def sign(checkpoint: Path, mine: LineageNote | None = None) -> None:
     """Let a checkpoint say whose it is: `mine`, or what the claim says. Raises `OSError`."""
     note = mine or _owner(checkpoint)
     if note and not os.path.lexists(checkpoint / NOTE):
-        put(checkpoint, Note(note.run, note.line))
+        put(checkpoint, LineageNote(note.run, note.line))
 
 
 def may_replace(checkpoint: Path) -> bool:
@@ -193,18 +195,18 @@ def _checkpoints(root: Path) -> Iterator[Path]:
                 yield Path(entry.path)
 
 
-def put(folder: Path, note: Note) -> None:
+def put(folder: Path, note: LineageNote) -> None:
     """Note something in a folder. Raises `OSError`."""
     files.write(folder / NOTE, json.dumps(asdict(note)) + "\n", 0o644)
 
 
-def _read(folder: Path) -> Note | None:
+def _read(folder: Path) -> LineageNote | None:
     """What is noted in a folder; None where nothing is, or not by us."""
     try:
         with open(files.open_own(folder / NOTE, os.O_RDONLY), "rb") as stream:
             said = json.loads(stream.read(LONGEST))
         over, holder = said.get("overwrite") is True, str(said.get("holder", ""))
-        note = Note(said["run"], said["line"], tuple(said["before"]), over, holder)
+        note = LineageNote(said["run"], said["line"], tuple(said["before"]), over, holder)
         known = re.fullmatch(ID, note.run) and re.fullmatch(ID, note.line)
     except (OSError, ValueError, RecursionError, TypeError, KeyError, AttributeError):
         return None

@@ -18,12 +18,12 @@ from typing import Any
 from launcher.agent import start
 from launcher.agent.checkpoints import lineage
 from launcher.agent.ranks import network, reduction, ring
-from launcher.agent.ranks.job import RankJob, Unable, Unmet
-from launcher.agent.ranks.meeting import (
+from launcher.agent.ranks.job import MismatchError, NodesUnreachable, RankJob
+from launcher.agent.ranks.rendezvous import (
     MOST,
-    Meeting,
-    MeetingFailure,
     NodeNotNeeded,
+    Rendezvous,
+    RendezvousFailure,
     StopWaiting,
     named,
 )
@@ -114,7 +114,7 @@ class LinkedNodes:
     """The nodes, linked: this one's ranks among theirs, and variables by which they find them."""
 
     job: RankJob
-    meeting: Meeting
+    rendezvous: Rendezvous
     variables: Mapping[str, str]
 
 
@@ -125,10 +125,11 @@ def look(
     stopped: Callable[[], object],
     refusal: str = "",
 ) -> LinkedNodes | None:
-    """Meet the other nodes, and see that all are alike. Raises, on every node, Unable if not.
+    """Meet the other nodes, and see that all are alike.
 
-    Raises Unmet where not enough come. `refusal` is why this one starts no rank. With `stopped` it
-    gives up, and says nothing: None.
+    Raises, on every node, MismatchError where they aren't, and NodesUnreachable where not enough
+    come. `refusal` is why this one starts no rank. With `stopped` it gives up, and says nothing:
+    None.
     """
     if refusal:  # which the others hear of when they are here
         say(refusal)
@@ -138,41 +139,45 @@ def look(
     seconds = reduction.limit(job.nodes, environ)
     folders = _shared(job, environ)
     with ExitStack() as left, _signs(job, folders) as signs:
-        meeting = left.enter_context(closing(Meeting(*place, say, stopped, job.fewer)))
+        rendezvous = left.enter_context(closing(Rendezvous(*place, say, stopped, job.fewer)))
         try:
-            meeting.join(JOIN_SECONDS)
-            refused, wrong, signs = meeting.exchange(me | {"facts": same, "signs": signs}, judged)
+            rendezvous.join(JOIN_SECONDS)
+            refused, wrong, signs = rendezvous.exchange(
+                me | {"facts": same, "signs": signs}, judged
+            )
             now = me | {"time": time.time()}  # all got that answer within moments
-            off = meeting.exchange(now, clocks)
+            off = rendezvous.exchange(now, clocks)
             blind = [what for what, sign in signs.items() if not _sees(folders.get(what), sign)]
-            wrong += meeting.exchange(me | {"blind": blind}, apart)
-            found = [] if refused else ring.look(meeting)
+            wrong += rendezvous.exchange(me | {"blind": blind}, apart)
+            found = [] if refused else ring.look(rendezvous)
             if refused:
-                raise Unable(_listed("not all nodes can start their ranks:", refused))
+                raise MismatchError(_listed("not all nodes can start their ranks:", refused))
             if wrong and not environ.get(MAY_DIFFER):
                 cure = f"{MAY_DIFFER}=1 among the run's env starts it all the same"
-                raise Unable(_listed("the nodes aren't alike:", [*wrong, cure]))
+                raise MismatchError(_listed("the nodes aren't alike:", [*wrong, cure]))
             if broken := ring.broken(found):
-                raise Unmet(_listed("the nodes don't reach each other, as ranks would:", broken))
-            variables = _interface(meeting.own, environ) if meeting.nodes > 1 else {}
+                raise NodesUnreachable(
+                    _listed("the nodes don't reach each other, as ranks would:", broken)
+                )
+            variables = _interface(rendezvous.own, environ) if rendezvous.nodes > 1 else {}
             summed = []
-            if meeting.nodes > 1:
-                summed = reduction.look(meeting, variables, cpu=job.cpu, seconds=seconds)
+            if rendezvous.nodes > 1:
+                summed = reduction.look(rendezvous, variables, cpu=job.cpu, seconds=seconds)
             if broken := reduction.broken(summed):
                 if not environ.get(MAY_DIFFER):
-                    raise Unmet(_listed("the nodes get no all-reduce done:", broken))
+                    raise NodesUnreachable(_listed("the nodes get no all-reduce done:", broken))
                 wrong += broken
         except NodeNotNeeded as unneeded:
-            raise Unable(str(unneeded)) from None
-        except MeetingFailure as failed:
-            raise Unmet(f"the nodes don't meet: {failed}") from None
+            raise MismatchError(str(unneeded)) from None
+        except RendezvousFailure as failed:
+            raise NodesUnreachable(f"the nodes don't meet: {failed}") from None
         except StopWaiting:
             return None
         left.pop_all()
     if (warned := [*wrong, *off, *ring.slow(found)]) and job.node_rank == 0:
         say(_listed("warning:", warned))
-    job = replace(job, nodes=meeting.nodes, node_rank=meeting.node)
-    return LinkedNodes(job, meeting, variables)
+    job = replace(job, nodes=rendezvous.nodes, node_rank=rendezvous.node)
+    return LinkedNodes(job, rendezvous, variables)
 
 
 def _interface(own: str, environ: Mapping[str, str]) -> dict[str, str]:
@@ -196,8 +201,8 @@ def _shared(job: RankJob, environ: Mapping[str, str]) -> dict[str, Path]:
 
     Our own programs build that on each node which has none.
     """
-    wish = lineage.wish(environ)
-    saved = Path(wish.folder) if wish else job.checkpoints
+    request = lineage.save_request(environ)
+    saved = Path(request.folder) if request else job.checkpoints
     data = [Path(word).absolute().parent for word in job.program if Path(f"{word}.idx").is_file()]
     given = [Path(path) for option, path in pairwise(job.program) if option == "--data-cache-path"]
     theirs = not any(word.startswith("launcher.trainer.") for word in job.program[:2])

@@ -25,13 +25,13 @@ class JobRefusal(Exception):
     code = 2
 
 
-class Unable(JobRefusal):
+class MismatchError(JobRefusal):
     """What is there doesn't fit: too few GPUs, too old ones, or another run's checkpoints."""
 
     code = 121
 
 
-class Unmet(JobRefusal):
+class NodesUnreachable(JobRefusal):
     """The other nodes can't be met now; another time they may."""
 
     code = 1
@@ -69,7 +69,7 @@ class RankJob:
     def check_devices(self) -> int:
         """How many CUDA devices are visible.
 
-        Raises `Unable` unless there is one for each process, and each can run torch's code.
+        Raises `MismatchError` unless there is one for each process, and each can run torch's code.
 
         Upstream's quickstart takes the device count for the world size: with fewer processes
         than visible devices it waits for ever for ranks that nobody starts.
@@ -77,17 +77,17 @@ class RankJob:
         try:
             found, arch_list = devices.look()
         except RuntimeError as error:
-            raise Unable(f"CUDA can't be started: {error}") from None
+            raise MismatchError(f"CUDA can't be started: {error}") from None
         visible = len(found)
         if visible == 0:
-            raise Unable("no CUDA device is visible: give --cpu to run on the CPU")
+            raise MismatchError("no CUDA device is visible: give --cpu to run on the CPU")
         if visible != self.processes:
-            raise Unable(
+            raise MismatchError(
                 f"{self.processes} processes on {visible} visible CUDA devices: make them equal, "
                 f"by --processes-per-node {visible} or by CUDA_VISIBLE_DEVICES"
             )
         if problem := devices.problem(found, arch_list):
-            raise Unable(problem)
+            raise MismatchError(problem)
         return visible
 
     def command(self) -> list[str]:

@@ -21,9 +21,15 @@ from multiprocessing.connection import Connection, wait
 from threading import Lock, Thread
 from typing import Any
 
-from launcher.agent.ranks.job import Unable, free_port
-from launcher.agent.ranks.meeting import MOST, ROUND_SECONDS, STEP_SECONDS, Meeting, StopWaiting
+from launcher.agent.ranks.job import MismatchError, free_port
 from launcher.agent.ranks.rank import PR_SET_PDEATHSIG
+from launcher.agent.ranks.rendezvous import (
+    MOST,
+    ROUND_SECONDS,
+    STEP_SECONDS,
+    Rendezvous,
+    StopWaiting,
+)
 
 ELEMENTS, SECONDS, EACH_SECONDS, LONGEST = 1 << 18, 30.0, 1 / 40, 45.0
 """Of 4 bytes; and how long their sums may take, the start of NCCL or gloo included: with more for
@@ -37,36 +43,36 @@ BEAT_SECONDS, SILENT_SECONDS = 0.5, 3.0
 
 
 def limit(nodes: int, environ: Mapping[str, str]) -> float:
-    """Seconds that so many nodes have for their sums. Raises Unable where LIMIT is no number."""
+    """Seconds that `nodes` have for their sums. Raises MismatchError where LIMIT is no number."""
     told = environ.get(LIMIT, "")
     if not re.fullmatch(r"|\d{1,6}(\.\d+)?", told, re.ASCII) or (told and not float(told)):
-        raise Unable(f"{LIMIT}: {told!r} is no number of seconds above 0")
+        raise MismatchError(f"{LIMIT}: {told!r} is no number of seconds above 0")
     return float(told or min(SECONDS + nodes * EACH_SECONDS, LONGEST))
 
 
 def look(
-    meeting: Meeting, variables: Mapping[str, str], *, cpu: bool, seconds: float
+    rendezvous: Rendezvous, variables: Mapping[str, str], *, cpu: bool, seconds: float
 ) -> list[dict[str, Any]]:
     """What became of it on each node in that time; all call it together.
 
-    Raises MeetingFailure, StopWaiting.
+    Raises RendezvousFailure, StopWaiting.
 
     why: why there is no sum, "" if there is; blamed: whether that is this node's own doing; host
     """
-    port = meeting.exchange(free_port(), lambda ports: ports[0])
+    port = rendezvous.exchange(free_port(), lambda ports: ports[0])
     fork = multiprocessing.get_context("fork")
     ours, theirs = fork.Pipe(duplex=False)
-    place = meeting.node, meeting.nodes, meeting.address, port, seconds
+    place = rendezvous.node, rendezvous.nodes, rendezvous.address, port, seconds
     process = fork.Process(target=_process, args=(theirs, place, variables, cpu, os.getpid()))
     process.start()
     theirs.close()
     try:
-        why, blamed = _heard(process, ours, meeting.stopped, seconds)
+        why, blamed = _heard(process, ours, rendezvous.stopped, seconds)
     finally:
         process.kill()
         process.join()
     told = {"host": socket.gethostname(), "why": why, "blamed": blamed}
-    found: list[dict[str, Any]] = meeting.exchange(told, list, seconds + ROUND_SECONDS)
+    found: list[dict[str, Any]] = rendezvous.exchange(told, list, seconds + ROUND_SECONDS)
     return found
 
 

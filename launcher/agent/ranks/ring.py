@@ -13,8 +13,8 @@ from contextlib import closing, suppress
 from threading import Thread
 from typing import Any
 
-from launcher.agent.ranks.meeting import MOST, Meeting
 from launcher.agent.ranks.network import TRY_SECONDS, NetworkError, connect, listen, plain
+from launcher.agent.ranks.rendezvous import MOST, Rendezvous
 
 SIZE, SECONDS = 1 << 20, 10.0
 """Bytes that each node sends to the next one, all at once, and how long they may take."""
@@ -26,23 +26,23 @@ LATE_SECONDS = 2.0
 """How much later than its own attempt another's may be."""
 
 
-def look(meeting: Meeting) -> list[dict[str, Any]]:
-    """What each node found; all call it together. Raises MeetingFailure where one of them leaves.
+def look(rendezvous: Rendezvous) -> list[dict[str, Any]]:
+    """What each node found; all call it together. Raises RendezvousFailure where one leaves.
 
     sent: why it couldn't send to the next one, "" if it could; got: bytes from the one before, and
     seconds that they took; and its host.
     """
     with listen(0) as listener:
-        here = [plain(meeting.own), listener.getsockname()[1], os.urandom(8).hex()]
-        places = meeting.exchange(here, list)
-        following = places[(meeting.node + 1) % meeting.nodes]
+        here = [plain(rendezvous.own), listener.getsockname()[1], os.urandom(8).hex()]
+        places = rendezvous.exchange(here, list)
+        following = places[(rendezvous.node + 1) % rendezvous.nodes]
         failed = list[str]()
         sending = Thread(target=_send, args=(following, failed), daemon=True)
         sending.start()
         got, seconds = _receive(listener, here[2].encode())
         sending.join(TRY_SECONDS + SECONDS)
     told = {"host": socket.gethostname(), "sent": "".join(failed), "got": got, "seconds": seconds}
-    found: list[dict[str, Any]] = meeting.exchange(told, list)
+    found: list[dict[str, Any]] = rendezvous.exchange(told, list)
     return found
 
 

@@ -27,12 +27,12 @@ def _nothing(signum: int, frame: FrameType | None) -> None:
     """For the main thread there is nothing to do."""
 
 
-class Ear:
+class SignalListener:
     """Calls `hear` with the number of each signal that is caught, one after the other.
 
     A handler in Python is run by the main thread between two steps of its own: where a signal
     comes just before that begins to wait, only when the wait is over, which may be never. Here the
-    handler in C wakes a thread (`signal.set_wakeup_fd`). Only the main thread can make an Ear.
+    handler in C wakes a thread (`signal.set_wakeup_fd`). Only the main thread can make one.
     """
 
     def __init__(self, signums: Sequence[signal.Signals], hear: Callable[[int], object]) -> None:

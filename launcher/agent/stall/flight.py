@@ -162,7 +162,7 @@ def told(operations: Sequence[Operation]) -> list[str]:
 
 
 @dataclass(frozen=True)
-class Behind:
+class LaggingRank:
     """A rank that others wait for: it hasn't come to `awaited`, its own last one is `reached`."""
 
     rank: int
@@ -182,14 +182,14 @@ def _shape(operation: Operation) -> str:
     return f"{operation.told} {operation.sizes}".rstrip()
 
 
-def behind(records: Records) -> list[Behind]:
+def behind(records: Records) -> list[LaggingRank]:
     """The ranks that others wait for in some group: behind them, or in another collective.
 
     Ranks are compared in groups that they have operations of. Where a number of a group belongs to
     different collectives, the rarer one is taken for wrong; none where they are equally many. One
     that waits itself, in another group, is left out: who waits for it waits for the other.
     """
-    found = list[Behind]()
+    found = list[LaggingRank]()
     newest = {rank: last(operations) for rank, operations in records.items()}
     for group in sorted({group for groups in newest.values() for group in groups}):
         members = {rank: groups[group] for rank, groups in newest.items() if group in groups}
@@ -198,20 +198,20 @@ def behind(records: Records) -> list[Behind]:
             continue
         there = [rank for rank, operation in members.items() if operation.number == furthest.number]
         for rank in sorted(set(members) - set(there)):
-            found.append(Behind(rank, furthest, members[rank], tuple(sorted(there))))
+            found.append(LaggingRank(rank, furthest, members[rank], tuple(sorted(there))))
         found += _mismatched({rank: members[rank] for rank in there})
     waiting = {rank for one in found for rank in one.waiting}
     return [one for one in found if one.rank not in waiting] or found
 
 
-def _mismatched(members: Mapping[int, Operation]) -> list[Behind]:
+def _mismatched(members: Mapping[int, Operation]) -> list[LaggingRank]:
     """Those of the ranks at one number whose collective is another than most others'."""
     (most, count), *others = Counter(each.name for each in members.values()).most_common()
     if any(times == count for _, times in others):
         return []
     right = tuple(rank for rank, operation in members.items() if operation.name == most)
     return [
-        Behind(rank, members[right[0]], operation, right)
+        LaggingRank(rank, members[right[0]], operation, right)
         for rank, operation in members.items()
         if operation.name != most
     ]

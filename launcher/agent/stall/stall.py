@@ -68,7 +68,7 @@ class Activity(Enum):
 
 
 @dataclass(frozen=True)
-class Whereabouts:
+class RankPosition:
     """Where a rank is: in `what` at `frame`, come from `caller`, the program's innermost line.
 
     `source` is the text of that line, as far as it can be read, and no collective is waited in.
@@ -99,27 +99,27 @@ class Whereabouts:
         return f", from {self.caller.place}" if self.caller and self.caller != self.frame else ""
 
 
-def place(stack: Stack) -> Whereabouts:
+def place(stack: Stack) -> RankPosition:
     """Where a rank is, by its main thread's stack."""
     if not stack:
-        return Whereabouts(Activity.ELSEWHERE, "no Python function")
+        return RankPosition(Activity.ELSEWHERE, "no Python function")
     within = [*takewhile(lambda frame: frame.is_library, stack)]
     caller = stack[len(within)] if len(within) < len(stack) else None
     for frame in reversed(within):  # the outermost is what the program called
         if COLLECTIVES.search(frame.file) and frame.function != "<module>":
             single = frame.function in POINT_TO_POINT
             kind = Activity.POINT_TO_POINT if single else Activity.COLLECTIVE
-            return Whereabouts(kind, frame.function, frame, caller)
+            return RankPosition(kind, frame.function, frame, caller)
     text = linecache.getline(caller.file, caller.line).strip() if caller else ""
     kind = Activity.ELSEWHERE
     if caller and not within and WAIT.search(text):
         kind = Activity.POINT_TO_POINT if caller.file.endswith(PIPELINE) else Activity.COLLECTIVE
     elif DEVICE.search(text):
         kind = Activity.DEVICE
-    return Whereabouts(kind, stack[0].function, stack[0], caller, text)
+    return RankPosition(kind, stack[0].function, stack[0], caller, text)
 
 
-def conclude(places: Mapping[int, Whereabouts], records: flight.Records, *, whole: bool) -> str:
+def conclude(places: Mapping[int, RankPosition], records: flight.Records, *, whole: bool) -> str:
     """Which rank the others wait for, in a line.
 
     `whole` is whether these are all ranks of the run, and not those of one node among several.
@@ -146,7 +146,7 @@ def conclude(places: Mapping[int, Whereabouts], records: flight.Records, *, whol
     return f"{everyone}, all of them: a GPU or the network between them doesn't go on"
 
 
-def _late(places: Mapping[int, Whereabouts], late: Sequence[flight.Behind]) -> str:
+def _late(places: Mapping[int, RankPosition], late: Sequence[flight.LaggingRank]) -> str:
     """The ranks that are behind by the flight records, each told once, and who waits for them."""
     told: dict[int, str] = {}
     for behind in late:
@@ -156,7 +156,7 @@ def _late(places: Mapping[int, Whereabouts], late: Sequence[flight.Behind]) -> s
     return f"{'; '.join(told.values())}, while {_ranks(waiting, 'waits', 'wait')} there"
 
 
-def _on_gpu(at: Whereabouts, operations: Iterable[flight.Operation]) -> Whereabouts:
+def _on_gpu(at: RankPosition, operations: Iterable[flight.Operation]) -> RankPosition:
     """Outside of collectives, with one that its GPU has still to do, a rank waits for that."""
     pending = flight.pending(operations)
     if at.kind is not Activity.ELSEWHERE or pending is None:
@@ -164,13 +164,13 @@ def _on_gpu(at: Whereabouts, operations: Iterable[flight.Operation]) -> Whereabo
     return replace(at, kind=Activity.DEVICE, pending=f", {pending.told} isn't done")
 
 
-def _alone(at: Whereabouts) -> str:
+def _alone(at: RankPosition) -> str:
     if at.kind is Activity.ELSEWHERE:
         return f"isn't in a collective: in {at.told}"
     return f"{at.kind.value[0]} {at.told}"
 
 
-def _odd_one_out(places: Mapping[int, Whereabouts]) -> int | None:
+def _odd_one_out(places: Mapping[int, RankPosition]) -> int | None:
     """The one rank that is elsewhere than all others, or that alone waits for a single one."""
     keys = Counter(at.key for at in places.values())
     kinds = Counter(at.kind for at in places.values())
@@ -182,7 +182,7 @@ def _odd_one_out(places: Mapping[int, Whereabouts]) -> int | None:
     return None
 
 
-def _grouped(places: Mapping[int, Whereabouts], but: Sequence[int] = ()) -> str:
+def _grouped(places: Mapping[int, RankPosition], but: Sequence[int] = ()) -> str:
     """The ranks, together where they are in the same: "ranks 0, 2 wait in all_reduce"."""
     groups: dict[tuple[Activity, str], list[int]] = {}
     for rank, at in places.items():
@@ -277,15 +277,15 @@ def _records(wanted: Mapping[int, Path], kept: Path) -> flight.Records:
     return dict(sorted(records.items()))
 
 
-def _where(pid: int, text: str) -> Whereabouts:
+def _where(pid: int, text: str) -> RankPosition:
     """Where a rank is by what it wrote; one that wrote nothing is told by its process."""
     if threads := stacks.parse(text):
         return place(stacks.main_thread(threads))
     if not listens(pid):
-        return Whereabouts(
+        return RankPosition(
             Activity.SILENT, "it has just been started, or it handles SIGUSR2 itself"
         )
-    return Whereabouts(Activity.SILENT, f"the kernel has it as {_status(pid, 'State') or 'ended'}")
+    return RankPosition(Activity.SILENT, f"the kernel has it as {_status(pid, 'State') or 'ended'}")
 
 
 def listens(pid: int) -> bool:

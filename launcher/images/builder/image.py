@@ -83,7 +83,7 @@ class Builds:
         self.matrix = load_matrix(self.site.matrix)
         self.lock = load_lock(self.site.matrix.with_suffix(".lock"))
         locked = self.lock.images, self.matrix.moving
-        self.images = pins.Images(self.client, self.site, self.progress, *locked)
+        self.images = pins.StartImages(self.client, self.site, self.progress, *locked)
         self._facts: dict[str, verify.BuildFacts] = {}
         self._sources: dict[tuple[str, str], MegatronSource] = {}
 

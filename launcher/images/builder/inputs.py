@@ -12,7 +12,7 @@ from launcher.base.settings import Settings
 from launcher.images.builder.image import BuildRequest
 from launcher.images.matrix.recipe import Recipe
 from launcher.images.sources import extensions, fetch, source
-from launcher.images.sources.pins import Images
+from launcher.images.sources.pins import StartImages
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ Wanted = tuple[Recipe, BuildRequest]
 
 
 def fetch_all(
-    rows: Sequence[Wanted], images: Images | None, site: Settings, progress: Progress
+    rows: Sequence[Wanted], images: StartImages | None, site: Settings, progress: Progress
 ) -> tuple[list[FetchedInputs], list[tuple[Recipe, LauncherError]]]:
     """Fetch every row's inputs, images where they are given; a row that fails stops no other."""
     fetched: list[FetchedInputs] = []
@@ -54,7 +54,11 @@ def fetch_all(
 
 
 def _fetch(
-    recipe: Recipe, request: BuildRequest, images: Images | None, site: Settings, progress: Progress
+    recipe: Recipe,
+    request: BuildRequest,
+    images: StartImages | None,
+    site: Settings,
+    progress: Progress,
 ) -> FetchedInputs:
     """One row's inputs, from the cache or from outside.
 

@@ -50,7 +50,7 @@ Tell = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Departures:
-    """What an image was built with that its labels don't name in full; as in image.Request."""
+    """What an image was built with that its labels don't name in full: see `BuildRequest`."""
 
     checkout: Path | None = None
     base: str | None = None
@@ -58,7 +58,7 @@ class Departures:
 
 
 @dataclass(frozen=True)
-class Subject:
+class RebuildSubject:
     """An image as the engine has it.
 
     layers: diff IDs, lowest first; created: ISO 8601; settings: for its containers
@@ -77,11 +77,11 @@ class Subject:
     def labels(self) -> dict[str, str]:
         return self.settings["Labels"] or {}
 
-    def is_on(self, base: Subject) -> bool:
+    def is_on(self, base: RebuildSubject) -> bool:
         """Whether its lowest layers are those of `base`."""
         return self.layers[: len(base.layers)] == base.layers
 
-    def by_buildkit(self, base: Subject) -> bool:
+    def by_buildkit(self, base: RebuildSubject) -> bool:
         """Whether BuildKit made what it adds to `base`, or another builder."""
         own = self.history[len(base.history) if self.is_on(base) else 0 :]
         return any("buildkit" in step["Comment"] for step in own)
@@ -100,12 +100,12 @@ class Claims:
     because: str = ""
 
 
-def subject(client: DockerClient, image: str) -> Subject:
+def subject(client: DockerClient, image: str) -> RebuildSubject:
     """The image of this ID."""
     found = client.api.inspect_image(image)
     steps = client.api.history(image)[::-1]
     settings = {key: found["Config"].get(key) for key in SETTINGS}
-    return Subject(
+    return RebuildSubject(
         id=found["Id"],
         names=tuple(tags_of(found)),
         layers=layers_of(found),
@@ -163,7 +163,9 @@ def unnamed(
     return {key: name for key, name in said.items() if name not in ("", base)}
 
 
-def notes(image: Subject, base: Subject, now: dict[str, str], key: str) -> Iterator[str]:
+def notes(
+    image: RebuildSubject, base: RebuildSubject, now: dict[str, str], key: str
+) -> Iterator[str]:
     """What is known to be different before anything is built.
 
     base: what it is built on now; now: the labels it would get; key: of the inputs it would have
@@ -183,7 +185,9 @@ def notes(image: Subject, base: Subject, now: dict[str, str], key: str) -> Itera
             yield f"{name}: {said}, now {said_now}"
 
 
-def claims(image: Subject, rebuilt: Subject, base: Subject, epoch: int) -> Claims:
+def claims(
+    image: RebuildSubject, rebuilt: RebuildSubject, base: RebuildSubject, epoch: int
+) -> Claims:
     """What is claimed of two images; epoch: seconds since 1970, the time a build is told to write.
 
     BuildKit and podman write it, each in its own way. The classic builder doesn't, nor into the
@@ -273,7 +277,7 @@ class Verification:
             else:
                 self._remove(built)
 
-    def _standins(self, image: Subject, departures: Departures) -> dict[str, Any]:
+    def _standins(self, image: RebuildSubject, departures: Departures) -> dict[str, Any]:
         """The stand-ins that the image was made with, where they are here and none was named.
 
         They hold none but the distribution's packages, so the image is taken at its word.
@@ -297,9 +301,9 @@ class Verification:
 class Comparison:
     """An image and the one that was built again, with a container of each to read files from."""
 
-    image: Subject
-    rebuilt: Subject
-    base: Subject
+    image: RebuildSubject
+    rebuilt: RebuildSubject
+    base: RebuildSubject
     claimed: Claims
     boxes: tuple[Container, Container]
     progress: Progress
@@ -367,7 +371,7 @@ class Comparison:
             self.tell("no file differs: layers have them in another order, or in other layers")
         return found
 
-    def _read(self, image: Subject, wanted: set[str]) -> dict[str, Layer]:
+    def _read(self, image: RebuildSubject, wanted: set[str]) -> dict[str, Layer]:
         """The wanted layers of an image by diff ID."""
         if not wanted:
             return {}

@@ -167,7 +167,7 @@ def _put_file(folder: Path, path: Path, progress: Progress) -> BundleFile:
         fetch.check_sha256(path, digest)
         target = folder / file.path
         owned.real_folder(target.parent, folder)
-        with files.named(target), path.open("rb") as content, files.Aside(target) as new:
+        with files.named(target), path.open("rb") as content, files.PendingFile(target) as new:
             shutil.copyfileobj(content, new.file)
             new.publish()
     return file

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import IO, cast
 
 from launcher.base.errors import EngineError
-from launcher.base.unpack import Unreadable, unpacked
+from launcher.base.unpack import DamagedFile, unpacked
 from launcher.images.oci.blocks import BLOCK, ChunkStream, blocks_of, hashed, sha256_of
 from launcher.images.oci.saved import SavedImage
 
@@ -76,7 +76,7 @@ def read_layers(
             with suppress(tarfile.ReadError):  # packed as Python can't read it
                 diff_id, layer = read_layer(content)
                 found[diff_id] = layer
-    except (tarfile.TarError, EOFError, Unreadable, ValueError) as error:
+    except (tarfile.TarError, EOFError, DamagedFile, ValueError) as error:
         raise EngineError(f"what the engine saves of the image can't be read: {error}") from error
     return found
 

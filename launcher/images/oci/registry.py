@@ -168,7 +168,7 @@ def resolve(reference: str, platform: str = PLATFORM, *, layers: bool = False) -
         return ImageDigests(named.digest, manifest.digest, config)
 
 
-def _of_platform(asked: Conversation, index: Mapping[str, Any], platform: str) -> _Entry:
+def _of_platform(asked: RegistrySession, index: Mapping[str, Any], platform: str) -> _Entry:
     """The platform's manifest in an index."""
     entries = asked.fitting(_Index, index).manifests
     names = [_named(entry.platform or _Platform()) for entry in entries]
@@ -183,7 +183,7 @@ def _named(platform: _Platform) -> str:
 
 
 @contextmanager
-def talking(reference: str) -> Iterator[Conversation]:
+def talking(reference: str) -> Iterator[RegistrySession]:
     """Talk to the registry of `reference`; what goes wrong on the way is told as EngineError."""
     import requests
 
@@ -193,14 +193,14 @@ def talking(reference: str) -> Iterator[Conversation]:
         own = Path("/etc/docker/certs.d", where.registry, "ca.crt")  # where engines look, too
         session.verify = str(own) if own.is_file() else True
         try:
-            yield Conversation(where, session)
+            yield RegistrySession(where, session)
         except requests.exceptions.SSLError as error:
             raise refusal(reference, PullCause.CERTIFICATE, _innermost(error), HERE) from error
         except requests.exceptions.RequestException as error:
             raise refusal(reference, PullCause.UNREACHABLE, _innermost(error), HERE) from error
 
 
-class Conversation:
+class RegistrySession:
     """What is asked of a registry about one reference's repository.
 
     Each method raises EngineError for an answer that no registry should give, and for a refusal.

@@ -54,7 +54,7 @@ Pinned = TypeVar("Pinned")
 
 
 @dataclass(frozen=True)
-class Asking:
+class LockRequest:
     """What may be asked: upgrade names pins that are asked for anew, all of them where it is empty.
 
     Names are a package's, a release's, an extension's or an image's. offline: nothing is asked.
@@ -81,7 +81,7 @@ def lock(
     old: Lock | None,
     site: Settings,
     progress: Progress,
-    asking: Asking = Asking(),
+    asking: LockRequest = LockRequest(),
 ) -> Lock:
     """Resolve all of the matrix; whatever is asked for and keeps its old pin is told.
 
@@ -95,18 +95,18 @@ def lock(
     for name in asking.upgrade or ():
         if name not in known:
             raise UsageError(f"--upgrade: nothing that is locked is {name}", nearest(name, known))
-    return _Locking(matrix, old, site, progress, asking).all()
+    return _LockBuilder(matrix, old, site, progress, asking).all()
 
 
 @dataclass(frozen=True)
-class _Locking:
+class _LockBuilder:
     """One lock in the making."""
 
     matrix: Matrix
     old: Lock
     site: Settings
     progress: Progress
-    asking: Asking
+    asking: LockRequest
 
     def all(self) -> Lock:
         rows = self.matrix.rows

@@ -47,7 +47,7 @@ class StartImage:
 
 
 @dataclass
-class Images:
+class StartImages:
     """Finds the base and the builder of each row in one engine, pulls what it lacks."""
 
     client: DockerClient

@@ -291,8 +291,8 @@ def _resolves(name: str) -> bool:
 
 
 @dataclass(frozen=True)
-class Identity:
-    """As whom the run reads and writes."""
+class RunUser:
+    """The user as whom the run reads and writes files."""
 
     uid: int
     groups: tuple[int, ...]
@@ -301,17 +301,17 @@ class Identity:
         return f"user {self.uid}:{self.groups[0]}"
 
 
-def _identity(plan: Plan, found: Engine | None) -> Identity | None:
+def _identity(plan: Plan, found: Engine | None) -> RunUser | None:
     """The plan's user; None where it is the image's, or where the engine maps users."""
     if found is None:
-        return Identity(os.getuid(), (os.getgid(), *os.getgroups()))
+        return RunUser(os.getuid(), (os.getgid(), *os.getgroups()))
     if found.rootless or plan.user is None:
         return None
     uid, _, gid = plan.user.partition(":")
-    return Identity(int(uid), (int(gid or 0), *plan.groups))
+    return RunUser(int(uid), (int(gid or 0), *plan.groups))
 
 
-def may(path: str, who: Identity | None, access: int) -> bool:
+def may(path: str, who: RunUser | None, access: int) -> bool:
     """Whether `who` has `access` (os.R_OK, W_OK, X_OK) to a file; None is not looked into.
 
     Where an access control list rules, only its owner can be told; others pass.
@@ -328,7 +328,7 @@ def may(path: str, who: Identity | None, access: int) -> bool:
     return (told.st_mode >> shift) & access == access
 
 
-def _dataset(prefix: str, who: Identity | None) -> Dataset:
+def _dataset(prefix: str, who: RunUser | None) -> Dataset:
     from launcher.runs.datasets import indexed
 
     try:
@@ -347,7 +347,7 @@ def _dataset(prefix: str, who: Identity | None) -> Dataset:
         return Dataset(prefix, f"{error.filename}: {error.strerror}")
 
 
-def _unwritable(path: str, who: Identity | None) -> str:
+def _unwritable(path: str, who: RunUser | None) -> str:
     """Why nothing can be written to `path`, or "": one that isn't there is made later."""
     try:
         if not os.path.exists(path):

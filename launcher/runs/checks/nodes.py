@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from launcher.agent.ranks import alike, network, ring
-from launcher.agent.ranks.meeting import Meeting, MeetingFailure
+from launcher.agent.ranks.rendezvous import Rendezvous, RendezvousFailure
 from launcher.runs.checks.report import OK, REFUSED, WARNING, Line
 
 NAME = "nodes"
@@ -39,28 +39,28 @@ class Node:
 
 
 def look(
-    meeting: Meeting, facts: Mapping[str, str], environ: Mapping[str, str], seconds: float
+    rendezvous: Rendezvous, facts: Mapping[str, str], environ: Mapping[str, str], seconds: float
 ) -> list[Line]:
     """Meet the others, for so many seconds, and say of each what it is; the same on all nodes."""
-    with closing(meeting):
+    with closing(rendezvous):
         try:
-            meeting.join(seconds)
-        except MeetingFailure as failed:
-            return [Line(NAME, REFUSED, str(failed), _addresses(meeting))]
+            rendezvous.join(seconds)
+        except RendezvousFailure as failed:
+            return [Line(NAME, REFUSED, str(failed), _addresses(rendezvous))]
         try:
-            found = ring.look(meeting)
-            here = Node.here(meeting.own, facts, environ)
-            known = [Node(**one) for one in meeting.exchange(vars(here), list)]
-            now = meeting.exchange({"host": here.host, "time": time.time()}, list)
-        except MeetingFailure as failed:
+            found = ring.look(rendezvous)
+            here = Node.here(rendezvous.own, facts, environ)
+            known = [Node(**one) for one in rendezvous.exchange(vars(here), list)]
+            now = rendezvous.exchange({"host": here.host, "time": time.time()}, list)
+        except RendezvousFailure as failed:
             return [Line(NAME, REFUSED, str(failed))]
-    where = f"{meeting.address}:{meeting.port}"
+    where = f"{rendezvous.address}:{rendezvous.port}"
     return [*lines(known, found, now), *_compared(known, now, ring.broken(found), where)]
 
 
-def _addresses(meeting: Meeting) -> str:
+def _addresses(rendezvous: Rendezvous) -> str:
     """What the first node is to be called, where the others don't come."""
-    if meeting.node:
+    if rendezvous.node:
         return ""
     found = network.interfaces().items()
     its = ", ".join(f"{address} ({name})" for name, several in found for address in several)

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from launcher.base import files
 from launcher.base.errors import UsageError
-from launcher.base.files import Aside
+from launcher.base.files import PendingFile
 from launcher.base.trust import require_trusted
 
 FULL = {
@@ -23,7 +23,7 @@ FULL = {
 """What to do where a file can't grow."""
 
 
-class Busy(UsageError):
+class OutputBusy(UsageError):
     """Another job writes the same files."""
 
 
@@ -41,11 +41,12 @@ def writing(target: Path) -> Iterator[None]:
         ) from None
 
 
-def alone(written: Sequence[Path], stack: ExitStack) -> list[Aside]:
+def alone(written: Sequence[Path], stack: ExitStack) -> list[PendingFile]:
     """New files for this job alone, that will be `written`; `stack` removes and closes them.
 
-    Raises Busy where another job writes one, UsageError where a folder isn't there or a name is
-    that of something else than a file, ForeignFileError where other users write in the folder.
+    Raises OutputBusy where another job writes one, UsageError where a folder isn't there or a
+    name is that of something else than a file, ForeignFileError where other users write in the
+    folder.
     """
     for target in written:
         if not target.parent.is_dir():
@@ -59,8 +60,8 @@ def alone(written: Sequence[Path], stack: ExitStack) -> list[Aside]:
         for target in written:
             if files.sweep(target):
                 remedy = "Wait for it, or choose another name."
-                raise Busy(f"{target}: another job writes it", remedy)
-        found = [opened.enter_context(Aside(target, token=token)) for target in written]
+                raise OutputBusy(f"{target}: another job writes it", remedy)
+        found = [opened.enter_context(PendingFile(target, token=token)) for target in written]
         stack.push(opened.pop_all())
     return found
 

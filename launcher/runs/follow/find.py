@@ -19,7 +19,7 @@ from launcher.runs.records import record
 
 
 @dataclass(frozen=True)
-class Silent:
+class SilentBackends:
     """Backends that can't be asked for their jobs, by their names, and why."""
 
     names: tuple[str, ...]
@@ -39,19 +39,19 @@ def jobs() -> list[tuple[Backend, Job]]:
     return everywhere()[0]
 
 
-def everywhere() -> tuple[list[tuple[Backend, Job]], list[Silent]]:
+def everywhere() -> tuple[list[tuple[Backend, Job]], list[SilentBackends]]:
     """The jobs of all backends, newest first, and the backends that don't answer.
 
     All are asked at once: two of them may wait for the same engine.
     """
-    found, silent = list[tuple[Backend, Job]](), dict[str, Silent]()
+    found, silent = list[tuple[Backend, Job]](), dict[str, SilentBackends]()
     known = names()
     with ThreadPoolExecutor(len(known)) as pool:
         answers = [*pool.map(_ask, known)]
     for name, answer in zip(known, answers, strict=True):
         if isinstance(answer, EngineError):
-            same = silent.get(answer.problem, Silent((), answer))
-            silent[answer.problem] = Silent((*same.names, name), answer)
+            same = silent.get(answer.problem, SilentBackends((), answer))
+            silent[answer.problem] = SilentBackends((*same.names, name), answer)
         else:
             found += answer
     found.sort(key=lambda pair: pair[1].labels.get(f"{LABEL}created", ""), reverse=True)

@@ -251,18 +251,18 @@ def of_line(plan: Plan, asked: RunRequest, chosen: Backend) -> Plan:
     Raises UsageError where it would come upon another run's checkpoints. Of several nodes the
     first one's launcher looks.
     """
-    wish = lineage.wish(dict(plan.env))
-    if not (wish and plan.checkpoints and chosen.shares_files) or asked.config.nodes.rank:
+    request = lineage.save_request(dict(plan.env))
+    if not (request and plan.checkpoints and chosen.shares_files) or asked.config.nodes.rank:
         return plan
     root = Path(plan.checkpoints)
     try:
-        line = folders.line_of(root, plan.run, on=wish.on)
-        why = "" if wish.overwrite else folders.refusal(root, line, on=wish.on)
+        line = folders.line_of(root, plan.run, on=request.on)
+        why = "" if request.overwrite else folders.refusal(root, line, on=request.on)
     except OSError:  # another user's: told by preflight, or by the run
         return plan
     if why:
         raise UsageError(
-            f"{asked.origin.place('checkpoint.save')}: {why}", _remedy(asked.config, wish.on)
+            f"{asked.origin.place('checkpoint.save')}: {why}", _remedy(asked.config, request.on)
         )
     more = [(f"{LABEL}line", line)] if line != plan.run else []
     return replace(plan, labels=tuple(sorted([*plan.labels, *more])))

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import TYPE_CHECKING
 
-from launcher.agent.ranks.signals import Ear
+from launcher.agent.ranks.signals import SignalListener
 from launcher.base.errors import EngineError, UnfollowedError
 from launcher.base.names import LABEL
 from launcher.base.screen import duration
@@ -284,9 +284,9 @@ class Stopper:
         """How often it was."""
         return len(self.names)
 
-    def hearing(self) -> AbstractContextManager[Ear]:
+    def hearing(self) -> AbstractContextManager[SignalListener]:
         """Hear SIGINT and SIGTERM."""
-        return closing(Ear(SIGNALS, self))
+        return closing(SignalListener(SIGNALS, self))
 
     def started(self, start: Starter, attempt: int) -> Job:
         """The job of an attempt; a signal that came meanwhile is for that."""

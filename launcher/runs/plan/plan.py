@@ -311,8 +311,8 @@ def _env(
         env[start.DIGEST] = host.payload.digest
     for mount in compiled:
         env["TORCHINDUCTOR_CACHE_DIR"] = mount.target
-    if wish := wish_of(config, stamp.run):
-        env[lineage.VARIABLE] = str(wish)
+    if saved := save_request_of(config, stamp.run):
+        env[lineage.VARIABLE] = str(saved)
     if host.scheduled and run.program.kind is ProgramKind.UPSTREAM:
         env[ASK] = "1"
     env |= _rendezvous(config, run.origin, host)
@@ -328,13 +328,13 @@ def _env(
     return tuple(sorted(env.items()))
 
 
-def wish_of(config: RunConfig, run: str) -> lineage.Wish | None:
+def save_request_of(config: RunConfig, run: str) -> lineage.SaveRequest | None:
     """What a run wants of the folder that it saves to; finetuning begins at iteration 0 again."""
     checkpoint = config.checkpoint
     if not checkpoint.save:
         return None
     on = checkpoint.load == checkpoint.save and not checkpoint.finetune
-    return lineage.Wish(run, checkpoint.save, on, bool(checkpoint.save_overwrite))
+    return lineage.SaveRequest(run, checkpoint.save, on, bool(checkpoint.save_overwrite))
 
 
 def _ulimits(config: RunConfig, gpus: Gpus) -> tuple[tuple[str, int], ...]:

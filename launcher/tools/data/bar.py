@@ -18,7 +18,7 @@ SHOWN, LOGGED = 0.1, 5.0
 
 
 class Bar:
-    """Reports of a job; call it with each Done.
+    """Shows how far a job is; call it with each JobState.
 
     As a context, it leaves the terminal's line empty for the error that ends the job.
     """

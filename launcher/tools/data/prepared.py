@@ -12,7 +12,7 @@ from pathlib import Path
 from launcher.base.errors import UsageError
 from launcher.images.oci.blocks import blocks_of, sha256_of
 from launcher.runs.datasets import indexed, output
-from launcher.runs.datasets.output import Busy
+from launcher.runs.datasets.output import OutputBusy
 from launcher.tools.data import contents, sources, tokenize, tokenizers
 from launcher.tools.data.faults import DataError
 from launcher.tools.data.ledger import JobState, Leniency, Report
@@ -62,7 +62,7 @@ class PreparedText:
         while not self.is_made:
             try:
                 return tokenize.run(self.job, report, self._check)
-            except Busy:
+            except OutputBusy:
                 print("launcher: another launcher tokenizes the text: waiting", file=sys.stderr)
                 output.wait(indexed.targets(self.prefix)[0])
         return None

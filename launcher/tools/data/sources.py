@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO
 
 from launcher.base.errors import UsageError, nearest
-from launcher.base.unpack import CountedInput, Unreadable, packing, unpacked
+from launcher.base.unpack import CountedInput, DamagedFile, packing, unpacked
 from launcher.tools.data import tables
 from launcher.tools.data.faults import DataError, RecordRefusal, excerpt, named
 from launcher.tools.data.records import Block
@@ -258,7 +258,7 @@ def _readable(
             return
         content = unpacked(io.BufferedReader(counted, BLOCK))
         yield from _content(content, source, reading)
-    except (Unreadable, UnicodeError) as error:
+    except (DamagedFile, UnicodeError) as error:
         raise DataError(
             f"{source.told}: it can't be read to its end: {error}", "Is it a complete copy?"
         ) from None

@@ -120,7 +120,7 @@ def predict(space: Space, setting: Setting, card: GpuRates) -> Prediction | None
     traffic = traffic * count + 2 * (needed.weights + needed.gradients + needed.optimizer)
     sent = _bytes_sent(size, needed, where, micro * count, options)
     if how in ("kernels", "graphed") and where.data == where.world == 2 and count == 1:
-        sent = needed.gradients / 4  # half of them, in 16 bits: see train/gpt/gradients.py
+        sent = needed.gradients / 4  # half of them, in 16 bits: see trainer/fast/gradients.py
     operations = size.operations(batch) / where.world
     operations *= 4 / 3 if options.get("recompute_granularity") == "full" else 1
     each, once = HOST[how] if config.gpus != "0" else (0.0, 0.0)
@@ -135,7 +135,7 @@ def predict(space: Space, setting: Setting, card: GpuRates) -> Prediction | None
 
 
 def _how(config: RunConfig, where: Layout, options: object) -> str:
-    """What starts a step's kernels; as train/gpt/fast.py chooses."""
+    """What starts a step's kernels; as trainer/fast/fast.py chooses."""
     if config.program != model.GPT:
         return "upstream"
     args = config.megatron_args

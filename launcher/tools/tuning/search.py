@@ -42,8 +42,8 @@ Predicted = Callable[[Setting], float | None]
 """ms that a setting should take; None where that isn't known."""
 
 
-class Over(Exception):
-    """There is no more time, or no sense."""
+class SearchOver(Exception):
+    """Raised to end the search: its time is over, or more settings would tell nothing new."""
 
 
 class Search:
@@ -70,24 +70,24 @@ class Search:
             self._first()
             while self.best and self._improved():
                 pass
-        except Over:
+        except SearchOver:
             pass
         return self.best
 
     def _take(self, setting: Setting) -> bool:
-        """Measure a setting that wasn't yet; whether it is the best so far. Raises `Over`."""
+        """Measure a setting that wasn't yet; whether it is the best so far. Raises `SearchOver`."""
         if setting in self.tried:
             return False
         found = self.measure(setting)
         if found is None:
-            raise Over
+            raise SearchOver
         self.tried[setting] = found
         least = self.best.ms * FASTER if self.best and self.best.ms else float("inf")
         better = found.ms is not None and found.ms < least
         self.best = found if better else self.best
         self.alike = not self.best and len(self.tried) > 1 and self._end_alike()
         if self.alike:
-            raise Over
+            raise SearchOver
         return better
 
     def _end_alike(self) -> bool:

@@ -78,7 +78,7 @@ class TuneResult:
 
 
 @dataclass(frozen=True)
-class Ground:
+class TuneSubject:
     """What is tuned where: the space, the plan as given, the GPUs' name, "" on the CPU."""
 
     space: Space
@@ -87,7 +87,7 @@ class Ground:
     given: dict[str, object]
 
 
-def _ground(asked: RunRequest, chosen: Backend, wanted: TuneRequest, *, dry: bool) -> Ground:
+def _ground(asked: RunRequest, chosen: Backend, wanted: TuneRequest, *, dry: bool) -> TuneSubject:
     """Raises UsageError for a run that can't be tuned, EngineError."""
     config, origin = asked.config, asked.origin
     if not supported(config.program):
@@ -116,7 +116,7 @@ def _ground(asked: RunRequest, chosen: Backend, wanted: TuneRequest, *, dry: boo
     fixed = overridden(now.config, [Override("tune", given)])
     assembled = assemble(replace(asked, config=fixed), chosen, new_stamp(), dry=dry)
     space = Space(fixed, now.processes, capability, total, wanted.any_precision)
-    return Ground(space, assembled, cards[0].name if cards else wanted.card, given)
+    return TuneSubject(space, assembled, cards[0].name if cards else wanted.card, given)
 
 
 def _has_bf16(name: str) -> bool:
@@ -207,7 +207,7 @@ def tune(
     return TuneResult(best, space, tuple(lines), (HEADS, *map(_row, rows)))
 
 
-def _name(asked: RunRequest, chosen: Backend, wanted: TuneRequest, ground: Ground) -> str:
+def _name(asked: RunRequest, chosen: Backend, wanted: TuneRequest, ground: TuneSubject) -> str:
     """The folder of the measurements: the same for the same run, image, cards and steps."""
     plan = ground.assembled.plan
     image = dict(chosen.identity(plan.image)).get("id") or ground.assembled.run.facts.release
@@ -232,7 +232,7 @@ def _row(found: Measurement) -> str:
 
 
 def _told(
-    ground: Ground, search: Search, best: Measurement, rates: object, shares: dict[str, float]
+    ground: TuneSubject, search: Search, best: Measurement, rates: object, shares: dict[str, float]
 ) -> Iterator[str]:
     """What came of it, in lines."""
     assert best.ms

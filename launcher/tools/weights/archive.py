@@ -230,7 +230,7 @@ def strides(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 @dataclass(frozen=True)
-class Name:
+class PickledName:
     """Something that a pickle names by its module."""
 
     module: str
@@ -241,7 +241,7 @@ class Name:
 class UnpickledObject:
     """An object that unpickling makes: `of` called with `args`, or a new one given `state`."""
 
-    of: Name
+    of: PickledName
     args: tuple[Any, ...] | None = None
     state: Any = None
 
@@ -257,11 +257,11 @@ class TensorToWrite:
 
 def size(shape: tuple[int, ...]) -> UnpickledObject:
     """A torch.Size."""
-    return UnpickledObject(Name("torch", "Size"), (shape,))
+    return UnpickledObject(PickledName("torch", "Size"), (shape,))
 
 
 def pickled(value: Any, tensors: list[TensorToWrite] | None = None) -> bytes:
-    """A pickle, protocol 2, of plain values, `Name`, `UnpickledObject` and `TensorToWrite`.
+    """A pickle, protocol 2, of plain values, `PickledName`, `UnpickledObject` and `TensorToWrite`.
 
     The last go to a list.
     """
@@ -290,7 +290,7 @@ def _opcodes(value: Any, tensors: list[TensorToWrite]) -> Iterator[bytes]:
             for each in pair:
                 yield from _opcodes(each, tensors)
         yield b"u"
-    elif isinstance(value, Name):
+    elif isinstance(value, PickledName):
         yield f"c{value.module}\n{value.name}\n".encode()
     elif isinstance(value, UnpickledObject):
         yield from _opcodes(value.of, tensors)
@@ -309,13 +309,13 @@ def _tensor_opcodes(tensor: TensorToWrite, tensors: list[TensorToWrite]) -> Iter
     kind = next(name for name, dtype in STORAGES.items() if dtype == tensor.dtype)
     key, elements = str(len(tensors)), prod(tensor.shape)
     tensors.append(tensor)
-    yield from _opcodes(Name("torch._utils", "_rebuild_tensor_v2"), tensors)
+    yield from _opcodes(PickledName("torch._utils", "_rebuild_tensor_v2"), tensors)
     yield b"("
-    yield from _opcodes(("storage", Name("torch", kind), key, "cpu", elements), tensors)
+    yield from _opcodes(("storage", PickledName("torch", kind), key, "cpu", elements), tensors)
     yield b"Q"  # BINPERSID
     for each in (0, tensor.shape, strides(tensor.shape), False):
         yield from _opcodes(each, tensors)
-    yield from _opcodes(UnpickledObject(Name("collections", "OrderedDict"), ()), tensors)
+    yield from _opcodes(UnpickledObject(PickledName("collections", "OrderedDict"), ()), tensors)
     yield b"tR"
 
 

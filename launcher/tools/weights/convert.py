@@ -21,7 +21,7 @@ from launcher.base.errors import UsageError
 from launcher.base.trust import require_trusted
 from launcher.tools.weights import architecture, hf_config, safetensors, writer
 from launcher.tools.weights.architecture import Architecture
-from launcher.tools.weights.archive import Name, StoredTensor, UnpickledObject
+from launcher.tools.weights.archive import PickledName, StoredTensor, UnpickledObject
 from launcher.tools.weights.families import Family, TensorRow, family, rows
 from launcher.tools.weights.hf_config import CONFIG
 from launcher.tools.weights.reader import DISTRIBUTED, KEPT, SavedModel
@@ -290,7 +290,7 @@ def _common(
         "progress": {"iteration": iteration, "consumed_samples": 0, "steps": 0},
         "layout": {kind: known[f"{kind}_model_parallel_size"] for kind in KINDS[:2]},
         "vocabulary": padded,
-        "args": UnpickledObject(Name("argparse", "Namespace"), state=dict(known)),
+        "args": UnpickledObject(PickledName("argparse", "Namespace"), state=dict(known)),
         "checkpoint_version": writer.VERSION,
         "iteration": iteration,
         "num_floating_point_operations_so_far": 0,

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from launcher.agent.checkpoints import contents
 from launcher.base.errors import UsageError
 from launcher.tools.weights import archive
-from launcher.tools.weights.archive import Name, TensorToWrite, UnpickledObject
+from launcher.tools.weights.archive import PickledName, TensorToWrite, UnpickledObject
 from launcher.tools.weights.reader import COLUMN, EXPERT, LAYER, ROW, rank_folder
 
 VERSION = 3.0
@@ -96,16 +96,18 @@ def distributed(
                 chunk = {"offsets": archive.size(offset)}
                 chunk["sizes"] = archive.size((*(1,) * len(at), *source.shape))
                 tensors[name].state["chunks"].append(
-                    UnpickledObject(Name(DCP, "ChunkStorageMetadata"), state=chunk)
+                    UnpickledObject(PickledName(DCP, "ChunkStorageMetadata"), state=chunk)
                 )
                 begin, length = _item(file, source.tensor(axes=len(at)))
                 places.append(_place(name, offset, begin, length))
                 for key in _states(name, at, before):
-                    tensors[key] = UnpickledObject(Name(DCP, "BytesStorageMetadata"), state={})
+                    tensors[key] = UnpickledObject(
+                        PickledName(DCP, "BytesStorageMetadata"), state={}
+                    )
                     places.append(_place(key, None, *_item(file, [None])))
     index = {"state_dict_metadata": tensors, "planner_data": None, "storage_data": _Pairs(places)}
     (folder / contents.INDEX).write_bytes(
-        archive.pickled(UnpickledObject(Name(DCP, "Metadata"), state=index))
+        archive.pickled(UnpickledObject(PickledName(DCP, "Metadata"), state=index))
     )
     with (folder / contents.COMMON).open("xb") as file:
         archive.write(file, dict(common))
@@ -132,12 +134,12 @@ def _item(file: IO[bytes], value: Any) -> tuple[int, int]:
 
 
 def _described(dtype: str, shape: tuple[int, ...]) -> UnpickledObject:
-    layout = UnpickledObject(Name("torch.serialization", "_get_layout"), ("torch.strided",))
-    memory = UnpickledObject(Name(DCP, "_MEM_FORMAT_ENCODING"), (0,))
-    state = (Name("torch", dtype), layout, False, memory, False)
-    about = {"properties": UnpickledObject(Name(DCP, "TensorProperties"), state=state)}
+    layout = UnpickledObject(PickledName("torch.serialization", "_get_layout"), ("torch.strided",))
+    memory = UnpickledObject(PickledName(DCP, "_MEM_FORMAT_ENCODING"), (0,))
+    state = (PickledName("torch", dtype), layout, False, memory, False)
+    about = {"properties": UnpickledObject(PickledName(DCP, "TensorProperties"), state=state)}
     shapes = {"size": archive.size(shape), "chunks": list[UnpickledObject]()}
-    return UnpickledObject(Name(DCP, "TensorStorageMetadata"), state=about | shapes)
+    return UnpickledObject(PickledName(DCP, "TensorStorageMetadata"), state=about | shapes)
 
 
 def _place(
@@ -147,9 +149,9 @@ def _place(
     index["offset"] = None if offset is None else archive.size(offset)  # type: ignore[assignment]
     where = {"relative_path": DATA, "offset": begin, "length": length}
     return (
-        UnpickledObject(Name(DCP, "MetadataIndex"), state=index),
+        UnpickledObject(PickledName(DCP, "MetadataIndex"), state=index),
         UnpickledObject(
-            Name("torch.distributed.checkpoint.filesystem", "_StorageInfo"), state=where
+            PickledName("torch.distributed.checkpoint.filesystem", "_StorageInfo"), state=where
         ),
     )
 

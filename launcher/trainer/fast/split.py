@@ -39,7 +39,7 @@ class LayerRanks:
         )
 
 
-class Alike:
+class AlikeGradients:
     """Gradients that each rank of a split layer works out for itself, such as those of norms.
 
     What the ranks have compiled apart may differ in the last bit, and replicas would part.

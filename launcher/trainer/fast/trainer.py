@@ -10,7 +10,7 @@ from typing import Any
 from launcher.trainer.fast import compiled, fast
 from launcher.trainer.fast.device_adam import DeviceAdam
 from launcher.trainer.fast.gradients import GatheredGradients, Replica
-from launcher.trainer.fast.split import Alike
+from launcher.trainer.fast.split import AlikeGradients
 from launcher.trainer.gpt import model, optimizer
 from launcher.trainer.gpt.arguments import RankLayout
 from launcher.trainer.gpt.report import say
@@ -21,14 +21,14 @@ class FastTrainer(Trainer):
     """A run whose parts are those of `path`; what of it doesn't work here, it does without."""
 
     gathered: GatheredGradients | None = None
-    alike: Alike | None = None
+    alike: AlikeGradients | None = None
 
     def __init__(self, arguments: argparse.Namespace, layout: RankLayout) -> None:
         self.path = fast.choose(arguments, layout)
         super().__init__(arguments, layout)
         self.config.batch_p2p_sync = not self.path.graphed
         if self.path.compiled and layout.tensor > 1:  # each rank compiles for itself
-            self.alike = Alike(each for part in self.parts for each in part.parameters())
+            self.alike = AlikeGradients(each for part in self.parts for each in part.parameters())
 
     @classmethod
     def is_graphed(cls, arguments: argparse.Namespace, layout: RankLayout) -> bool:

@@ -191,7 +191,7 @@ def save(
     return folders.folder(root, progress.iteration)
 
 
-def _make(partial: Path, mine: lineage.Note | None) -> None:
+def _make(partial: Path, mine: lineage.LineageNote | None) -> None:
     lineage.check_claim(partial.parent, mine)
     folders.recover(partial.parent, lineage.is_claimed)
     folders.remove_partial(partial.parent)

@@ -254,7 +254,7 @@ class StepTracer:
         assert self.folder
         target = self.folder / TRACE.format(os.environ["RANK"])
         try:
-            with tempfile.TemporaryDirectory() as scratch, files.Aside(target) as new:
+            with tempfile.TemporaryDirectory() as scratch, files.PendingFile(target) as new:
                 whole = Path(scratch) / "trace.json"
                 self.tracer.export_chrome_trace(str(whole))
                 with whole.open("rb") as source, gzip.open(new.file, "wb", 6) as packed:

@@ -310,7 +310,7 @@ def find(
     reference: str = NGC,
 ) -> Found:
     out = io.StringIO()
-    images = pins.Images(
+    images = pins.StartImages(
         SimpleNamespace(api=engine),
         site,
         Progress(out),
@@ -445,7 +445,7 @@ def test_an_image_that_is_not_found_is_none_of_the_source_s_faults(
     progress = Stages(lambda told: None, io.StringIO())
     progress.step("source: Megatron 0.9.0 from git")
     assert progress.stage == "fetch"
-    images = pins.Images(SimpleNamespace(api=engine), empty_site, progress, {NGC: LOCKED}, [])
+    images = pins.StartImages(SimpleNamespace(api=engine), empty_site, progress, {NGC: LOCKED}, [])
     with pytest.raises(LauncherError):
         images.find(NGC, chosen)
     assert progress.stage == "pull"

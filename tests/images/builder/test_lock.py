@@ -25,12 +25,12 @@ from launcher.images.matrix.schema import (
 from launcher.images.oci import registry
 from launcher.images.oci.registry import ImageDigests
 from launcher.images.sources import lock
-from launcher.images.sources.lock import Asking, RequirementSet
+from launcher.images.sources.lock import LockRequest, RequirementSet
 
 from .conftest import wheel
 
 ROOT = Path(__file__).resolve().parents[3]
-OFFLINE = Asking(offline=True)
+OFFLINE = LockRequest(offline=True)
 
 
 def test_the_lock_covers_the_matrix() -> None:
@@ -72,7 +72,9 @@ def test_it_holds_versions_and_hashes_and_no_urls() -> None:
     assert lock.dump(locked.model_copy(update={"images": images})) == text
 
 
-def locking(matrix: Matrix, old: Lock | None, site: Settings, asking: Asking) -> tuple[Lock, str]:
+def locking(
+    matrix: Matrix, old: Lock | None, site: Settings, asking: LockRequest
+) -> tuple[Lock, str]:
     """What is locked, and what is said meanwhile."""
     out = io.StringIO()
     return lock.lock(matrix, old, site, Progress(out), asking), out.getvalue()
@@ -110,7 +112,7 @@ def test_what_is_asked_and_cannot_be_reached_keeps_its_pin_and_is_named(
 ) -> None:
     for name in ("resolve", "_lock_git", "_lock_sdist"):
         monkeypatch.setattr(lock, name, unreachable)
-    locked, said = locking(load_matrix(), load_lock(), empty_site, Asking(upgrade=()))
+    locked, said = locking(load_matrix(), load_lock(), empty_site, LockRequest(upgrade=()))
     assert locked == load_lock()
     for what in ("needs of cp310", "packages of cpu", "0.9.0 from git", "0.10.0 as sdist"):
         assert f"\n{what} keeps its old pin: nothing can be reached\n" in f"\n{said}"
@@ -188,7 +190,7 @@ def test_what_is_to_be_upgraded_is_asked_for_and_no_more(
     monkeypatch.setattr(
         lock, "_lock_git", lambda named, _: git.append(named.commit) or unreachable()
     )
-    locked, _ = locking(load_matrix(), load_lock(), empty_site, Asking(upgrade))
+    locked, _ = locking(load_matrix(), load_lock(), empty_site, LockRequest(upgrade))
     assert locked == load_lock()
     assert sum("--no-deps" in one.options for one in asked) == 3 * needs
     assert len(asked) == 3 * needs + len(packed())
@@ -199,7 +201,7 @@ def test_what_is_to_be_upgraded_is_asked_for_and_no_more(
 
 def test_what_is_not_locked_cannot_be_upgraded(empty_site: Settings) -> None:
     with pytest.raises(UsageError, match="nothing that is locked is nunpy") as caught:
-        locking(load_matrix(), load_lock(), empty_site, Asking(["nunpy"]))
+        locking(load_matrix(), load_lock(), empty_site, LockRequest(["nunpy"]))
     assert "'numpy'" in caught.value.remedy
 
 
@@ -230,7 +232,7 @@ def images(
     monkeypatch.setattr(registry, "resolve", resolve)
     monkeypatch.setattr(lock, "resolve", unreachable)
     old = load_lock().model_copy(update={"images": before})
-    found, said = locking(load_matrix(), old, site, Asking(upgrade))
+    found, said = locking(load_matrix(), old, site, LockRequest(upgrade))
     return found.images, said.splitlines(), asked
 
 
@@ -262,7 +264,7 @@ def test_a_tag_that_moves_between_two_platforms_is_not_locked(
 
     monkeypatch.setattr(registry, "resolve", resolve)
     monkeypatch.setattr(lock, "resolve", unreachable)
-    found, said = locking(load_matrix(), load_lock(), empty_site, Asking())
+    found, said = locking(load_matrix(), load_lock(), empty_site, LockRequest())
     assert "nvcr.io/nvidia/pytorch:24.10-py3" in found.images
     assert "nvcr.io/nvidia/pytorch:26.06-py3" not in found.images
     assert "26.06-py3: was moved while it was asked" in said

@@ -30,7 +30,7 @@ from launcher.images.carry.again import (
     Claims,
     Comparison,
     Departures,
-    Subject,
+    RebuildSubject,
     Verification,
     claims,
     notes,
@@ -46,14 +46,20 @@ from .conftest import FORMS, Engine, sha256
 LABELS = {f"{LABEL}row": "24.10", f"{LABEL}megatron": "0.12.3", f"{LABEL}source": "git"}
 EPOCH = 1735689600  # 2025-01-01
 BUILDKIT, CLASSIC = "buildkit.dockerfile.v0", ""
-BASE = Subject("sha256:b", (), ("b1", "b2"), "", {}, [{"CreatedBy": "x", "Comment": BUILDKIT}], [1])
+BASE = RebuildSubject(
+    "sha256:b", (), ("b1", "b2"), "", {}, [{"CreatedBy": "x", "Comment": BUILDKIT}], [1]
+)
 
 
-def built(by: str = BUILDKIT, created: str = "2025-01-01T00:00:00Z", top: str = "1") -> Subject:
+def built(
+    by: str = BUILDKIT, created: str = "2025-01-01T00:00:00Z", top: str = "1"
+) -> RebuildSubject:
     step = {"CreatedBy": "COPY /stage/ /", "Comment": by}
     settings = {"Labels": LABELS}
     layers = (*BASE.layers, f"m{top}")
-    return Subject("sha256:i", (), layers, created, settings, [*BASE.history, step], [1, EPOCH])
+    return RebuildSubject(
+        "sha256:i", (), layers, created, settings, [*BASE.history, step], [1, EPOCH]
+    )
 
 
 PATH = {f"{LABEL}source": "path"}
@@ -166,7 +172,7 @@ LATE = "2026-01-01T00:00:00Z"
     ],
 )
 def test_claims_are_what_the_builders_allow(
-    image: Subject, rebuilt: Subject, layers: bool, whole: bool
+    image: RebuildSubject, rebuilt: RebuildSubject, layers: bool, whole: bool
 ) -> None:
     found = claims(image, rebuilt, BASE, EPOCH)
     assert (found.layers, found.image) == (layers, whole)

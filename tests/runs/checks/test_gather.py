@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from launcher.runs.checks import gather
-from launcher.runs.checks.gather import Identity
+from launcher.runs.checks.gather import RunUser
 from launcher.runs.checks.machine import Gpu, Machine, SavedCheckpoints, Use
 from launcher.runs.datasets import indexed
 from launcher.runs.plan.image import ImageFacts
@@ -174,24 +174,24 @@ def test_the_runs_user_has_to_write_to_the_folder(
 @pytest.mark.parametrize(
     ("mode", "who", "may"),
     [
-        (0o400, Identity(7, (7,)), True),
-        (0o040, Identity(7, (7,)), False),  # the owner's bits are the owner's
-        (0o040, Identity(8, (9,)), True),
-        (0o004, Identity(8, (9,)), False),
-        (0o004, Identity(8, (10,)), True),
-        (0o000, Identity(0, (0,)), True),
+        (0o400, RunUser(7, (7,)), True),
+        (0o040, RunUser(7, (7,)), False),  # the owner's bits are the owner's
+        (0o040, RunUser(8, (9,)), True),
+        (0o004, RunUser(8, (9,)), False),
+        (0o004, RunUser(8, (10,)), True),
+        (0o000, RunUser(0, (0,)), True),
         (0o000, None, True),
     ],
 )
 def test_who_may_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: int, who: Identity | None, may: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: int, who: RunUser | None, may: bool
 ) -> None:
     told = os.stat_result((mode, 0, 0, 1, 7, 9, 0, 0, 0, 0))
     monkeypatch.setattr(os, "stat", lambda path: told)
     monkeypatch.setattr(os, "listxattr", lambda path: [])
     assert gather.may("x", who, os.R_OK) is may
     monkeypatch.setattr(os, "listxattr", lambda path: ["system.posix_acl_access"])
-    assert gather.may("x", Identity(8, (10,)), os.W_OK)  # such a list isn't guessed at
+    assert gather.may("x", RunUser(8, (10,)), os.W_OK)  # such a list isn't guessed at
 
 
 def test_checkpoints_are_looked_at(look: Callable[..., Machine], tmp_path: Path) -> None:

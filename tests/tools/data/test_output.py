@@ -19,7 +19,7 @@ import pytest
 from launcher.base import files
 from launcher.base.errors import UsageError
 from launcher.runs.datasets import indexed, output
-from launcher.runs.datasets.output import Busy, alone
+from launcher.runs.datasets.output import OutputBusy, alone
 from launcher.tools.data import bar, tables
 from launcher.tools.data.bar import Bar
 from launcher.tools.data.convert import convert
@@ -43,7 +43,7 @@ def test_a_file_is_one_jobs(tmp_path: Path) -> None:
     with ExitStack() as first:
         (ours,) = alone([target], first)
         ours.file.write(b"ours")
-        with ExitStack() as second, pytest.raises(Busy, match="another job writes it"):
+        with ExitStack() as second, pytest.raises(OutputBusy, match="another job writes it"):
             alone([target], second)
         assert ours.path.exists()
     assert not os.listdir(tmp_path)

@@ -44,7 +44,7 @@ class ComposeRequest:
         return str(told)
 
 
-class _Dumper(yamlfile.Portable):
+class _Dumper(yamlfile.PortableDumper):
     """Writes lists of words as lines of words."""
 
     def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:

@@ -313,8 +313,8 @@ def _pasted(words: list[str], manifest: Dict) -> str:
     """A `kubectl` with what it reads."""
     import yaml
 
-    from launcher.base.yamlfile import Portable
+    from launcher.base.yamlfile import PortableDumper
 
     how: dict[str, Any] = {"sort_keys": False, "width": 100, "allow_unicode": True}
-    text = yaml.dump(manifest, Dumper=Portable, **how)
+    text = yaml.dump(manifest, Dumper=PortableDumper, **how)
     return f"{shlex.join(['kubectl', *words, '--filename=-'])} <<'{END}'\n{text}{END}\n"

@@ -47,11 +47,11 @@ HELLO = {"launcher": "node 0"}
 """What the first node says to whom comes, by which it is told from others that listen there."""
 
 
-class MeetingFailure(Exception):
+class RendezvousFailure(Exception):
     """The nodes don't meet: the text names the node, and says why."""
 
 
-class NodeNotNeeded(MeetingFailure):
+class NodeNotNeeded(RendezvousFailure):
     """The others go on without this node."""
 
 
@@ -105,7 +105,7 @@ class Link:
 
 
 @dataclass
-class Meeting:
+class Rendezvous:
     """All nodes, of which this is `node`, and the first one at `address` and `port`.
 
     `stopped` says whether to give up, which raises StopWaiting out of all that waits. The first
@@ -125,7 +125,7 @@ class Meeting:
     def join(self, seconds: float) -> None:
         """Wait until all nodes are here, or enough.
 
-        Raises MeetingFailure with those that aren't, and why.
+        Raises RendezvousFailure with those that aren't, and why.
 
         Raises NodeNotNeeded where the others are more than enough.
         """
@@ -147,7 +147,7 @@ class Meeting:
     ) -> Any:
         """What the first node's `answer` makes of what each tells, in their order.
 
-        All call it together. Raises MeetingFailure on all where one of them leaves or hangs.
+        All call it together. Raises RendezvousFailure on all where one of them leaves or hangs.
         """
         if self.node:
             return self._asked({"told": mine}, seconds, "says nothing")
@@ -177,7 +177,7 @@ class Meeting:
     def _steps(self, seconds: float, why: Callable[[], str]) -> Iterator[None]:
         """Goes on for so many seconds, and says now and then for whom.
 
-        Raises MeetingFailure, StopWaiting.
+        Raises RendezvousFailure, StopWaiting.
         """
         start, (said, again) = time.monotonic(), PATIENCE
         while (past := time.monotonic() - start) < seconds:
@@ -187,7 +187,7 @@ class Meeting:
                 self.tell(f"waiting: {why()}")
                 said += again
             yield
-        raise MeetingFailure(f"{why()}, after {seconds:g} s")
+        raise RendezvousFailure(f"{why()}, after {seconds:g} s")
 
     # The first node
 
@@ -196,7 +196,7 @@ class Meeting:
         """Let all others fail as this does."""
         try:
             yield
-        except MeetingFailure as failed:
+        except RendezvousFailure as failed:
             for link in self.links:
                 link.send(failed=str(failed))
             raise
@@ -206,7 +206,7 @@ class Meeting:
             return listen(self.port)
         except OSError as error:
             why = f"node 0 can't listen at port {self.port}: {error.strerror}"
-            raise MeetingFailure(f"{why}; `ss -ltnp` says who does") from None
+            raise RendezvousFailure(f"{why}; `ss -ltnp` says who does") from None
 
     def _gather(self, listener: socket.socket, seconds: float) -> None:
         """Take in the others; one that leaves may come again, and strangers are let go."""
@@ -227,7 +227,7 @@ class Meeting:
             self._let_go(stranger)
 
     def _greet(self, link: Link) -> None:
-        """Take in who says which node it is. Raises MeetingFailure where that can't be."""
+        """Take in who says which node it is. Raises RendezvousFailure where that can't be."""
         try:
             if (told := link.read()) is None:
                 return
@@ -240,9 +240,9 @@ class Meeting:
         known = {one.node: one.host for one in self.links} | {0: socket.gethostname()}
         link.node, link.host = node, host
         if nodes != self.nodes:
-            raise MeetingFailure(f"{link} is one of {nodes} nodes, and node 0 of {self.nodes}")
+            raise RendezvousFailure(f"{link} is one of {nodes} nodes, and node 0 of {self.nodes}")
         if node in known:
-            raise MeetingFailure(f"{known[node]} and {host} both say that they are node {node}")
+            raise RendezvousFailure(f"{known[node]} and {host} both say that they are node {node}")
 
     def _number(self) -> None:
         """Tell each which node it is, and of how many; those that are over are let go."""
@@ -286,7 +286,7 @@ class Meeting:
                     return
             except NetworkError as error:
                 why.append(str(error))
-            except MeetingFailure:
+            except RendezvousFailure:
                 why.append(f"what listens at {at} is no first node of a run that begins")
                 link.socket.close()
             time.sleep(STEP_SECONDS)
@@ -297,7 +297,7 @@ class Meeting:
         link.send(**mine)
         answer = self._next(link, seconds + MARGIN_SECONDS, does)
         if "failed" in answer:
-            raise MeetingFailure(answer["failed"])
+            raise RendezvousFailure(answer["failed"])
         return answer["told"]
 
     def _next(self, link: Link, seconds: float, does: str) -> dict[str, Any]:
@@ -310,14 +310,14 @@ class Meeting:
 def _heard(link: Link) -> dict[str, Any] | None:
     """What has come from a node, None until it is whole.
 
-    Raises MeetingFailure where it has gone.
+    Raises RendezvousFailure where it has gone.
     """
     try:
         return link.read()
     except ConnectionError:
-        raise MeetingFailure(f"{link} has left: see what it says there") from None
+        raise RendezvousFailure(f"{link} has left: see what it says there") from None
     except OSError as error:
-        raise MeetingFailure(f"the link to {link} is cut: {error.strerror}") from None
+        raise RendezvousFailure(f"the link to {link} is cut: {error.strerror}") from None
 
 
 def _ready(several: Iterable[Any]) -> list[Any]:

@@ -12,73 +12,73 @@ from multiprocessing.connection import wait
 from threading import Lock, Thread
 from typing import Any
 
-from launcher.agent.ranks.meeting import Link, Meeting
+from launcher.agent.ranks.rendezvous import Link, Rendezvous
 
 GONE_CODE = 1
 """The exit code where a node has gone and could tell none: starting again may help."""
 
 
 @dataclass(frozen=True)
-class Elsewhere:
+class RemoteFailure:
     """Another node's first failure, in words that name it, and the exit code that it had."""
 
     why: str
     code: int
 
 
-class Company:
+class PeerNodes:
     """Hears of the others until they are done, and tells them of this node; once each.
 
     The first node passes on to all what it hears of one. `hear` is called in a thread.
     """
 
-    def __init__(self, meeting: Meeting, hear: Callable[[Elsewhere], object]) -> None:
-        self.meeting, self.hear = meeting, hear
+    def __init__(self, rendezvous: Rendezvous, hear: Callable[[RemoteFailure], object]) -> None:
+        self.rendezvous, self.hear = rendezvous, hear
         self.lock, self.told = Lock(), False
         Thread(target=self._listen, daemon=True).start()
 
     def failed(self, why: str, code: int) -> None:
         """Tell the others that this node has failed."""
-        me = f"node {self.meeting.node} ({socket.gethostname()})"
-        self._tell(Elsewhere(f"{me}: {why}", code))
+        me = f"node {self.rendezvous.node} ({socket.gethostname()})"
+        self._tell(RemoteFailure(f"{me}: {why}", code))
 
     def done(self) -> None:
         """Tell them that it has ended as it should, and isn't to be missed."""
         self._tell(None)
 
-    def _tell(self, failure: Elsewhere | None, but: Link | None = None) -> None:
+    def _tell(self, failure: RemoteFailure | None, but: Link | None = None) -> None:
         with self.lock:
             if not self.told:
                 self.told = True
-                for link in self.meeting.links:
+                for link in self.rendezvous.links:
                     if link is not but:
                         link.send(failed=failure and vars(failure))
 
     def _listen(self) -> None:
-        links = [*self.meeting.links]
+        links = [*self.rendezvous.links]
         while links:
             for link in [link for link in links if link.whole] or _ready(links):
                 found = self._heard(link)
                 if found != ():
                     links.remove(link)
                 for failure in found or ():
-                    if not self.meeting.node:
+                    if not self.rendezvous.node:
                         self._tell(failure, link)
                     self.hear(failure)
 
     @staticmethod
-    def _heard(link: Link) -> tuple[Elsewhere, ...] | None:
+    def _heard(link: Link) -> tuple[RemoteFailure, ...] | None:
         """What a node has come to: None where it is done, () as long as it hasn't said it all."""
         try:
             if (told := link.read()) is None:
                 return ()
             failure = told["failed"]
-            return (Elsewhere(str(failure["why"]), int(failure["code"])),) if failure else None
+            return (RemoteFailure(str(failure["why"]), int(failure["code"])),) if failure else None
         except (KeyError, TypeError, ValueError, ConnectionError):
             why = "it ended without a word"
         except OSError as error:
             why = error.strerror or "the link is cut"
-        return (Elsewhere(f"{link} has gone: {why}", GONE_CODE),)
+        return (RemoteFailure(f"{link} has gone: {why}", GONE_CODE),)
 
 
 def _ready(links: Sequence[Any]) -> list[Any]:

@@ -16,10 +16,10 @@ from queue import SimpleQueue
 
 import pytest
 
-from launcher.agent.ranks import meeting
-from launcher.agent.ranks.company import Company, Elsewhere
+from launcher.agent.ranks import rendezvous
 from launcher.agent.ranks.job import free_port
-from launcher.agent.ranks.meeting import Meeting, NodeNotNeeded
+from launcher.agent.ranks.peers import PeerNodes, RemoteFailure
+from launcher.agent.ranks.rendezvous import NodeNotNeeded, Rendezvous
 from tests.machines import FIRST, ip
 
 from .conftest import Run, environment, going_on, runner_command
@@ -80,31 +80,31 @@ def test_a_runner_that_is_killed_ends_the_others(tmp_path: Path) -> None:
 
 
 def test_a_node_that_is_done_is_not_missed() -> None:
-    def run(here: Meeting) -> list[Elsewhere]:
-        heard: SimpleQueue[Elsewhere] = SimpleQueue()
-        company = Company(here, heard.put)
+    def run(here: Rendezvous) -> list[RemoteFailure]:
+        heard: SimpleQueue[RemoteFailure] = SimpleQueue()
+        peers = PeerNodes(here, heard.put)
         if here.node == 1:
-            company.done()
+            peers.done()
         if here.node == 2:
             time.sleep(0.3)
-            company.failed("rank 2 exited with code 7", 7)
+            peers.failed("rank 2 exited with code 7", 7)
         if here.node != 1:
             found = [heard.get(timeout=WITHIN)] if here.node == 0 else []
             time.sleep(0.2)
             return found + [heard.get() for _ in range(heard.qsize())]
         return [heard.get(timeout=WITHIN)]
 
-    told = Elsewhere(f"node 2 ({HOST}): rank 2 exited with code 7", 7)
+    told = RemoteFailure(f"node 2 ({HOST}): rank 2 exited with code 7", 7)
     assert together(3, run)[:2] == [[told], [told]]
 
 
 def test_enough_nodes_are_numbered_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of five with room for two or four, three came: the third one is over."""
-    monkeypatch.setattr(meeting, "LAST_CALL_SECONDS", 0.5)
+    monkeypatch.setattr(rendezvous, "LAST_CALL_SECONDS", 0.5)
     port, said = free_port(), list[str]()
 
     def one(node: int) -> object:
-        here = Meeting(node, 5, "127.0.0.1", port, said.append, fewer=(2, 4))
+        here = Rendezvous(node, 5, "127.0.0.1", port, said.append, fewer=(2, 4))
         try:
             here.join(20)
             return here.node, here.nodes, here.exchange(node, list)
@@ -122,12 +122,12 @@ def test_enough_nodes_are_numbered_anew(monkeypatch: pytest.MonkeyPatch) -> None
 
 CUT = """\
 import sys, time
-from launcher.agent.ranks.company import Company
-from launcher.agent.ranks.meeting import Meeting
+from launcher.agent.ranks.peers import PeerNodes
+from launcher.agent.ranks.rendezvous import Rendezvous
 node = int(sys.argv[1])
-here = Meeting(node, 2, sys.argv[2], 29501, print)
+here = Rendezvous(node, 2, sys.argv[2], 29501, print)
 here.join(20)
-Company(here, lambda elsewhere: print(elsewhere.why, flush=True))
+PeerNodes(here, lambda elsewhere: print(elsewhere.why, flush=True))
 print("met", flush=True)
 time.sleep(60)
 """
