@@ -22,7 +22,7 @@ from launcher.base.settings import Settings, settings
 if TYPE_CHECKING:
     from docker import DockerClient
 
-    from launcher.images.engine.acquire import Bases
+    from launcher.images.engine.acquire import BaseNames
 
 pytest_plugins = ["tests.machines", "tests.plans"]
 
@@ -99,7 +99,7 @@ def tidy(client: DockerClient) -> None:
 
 
 @pytest.fixture(scope="session")
-def bases(engine: DockerClient, site: Settings) -> Bases:
+def bases(engine: DockerClient, site: Settings) -> BaseNames:
     """The base and builder of the cpu row, or their stand-in where no registry is in reach."""
     from launcher.images.engine import acquire
     from launcher.images.matrix.load import load_matrix
@@ -108,7 +108,7 @@ def bases(engine: DockerClient, site: Settings) -> Bases:
 
 
 @pytest.fixture(scope="session")
-def python_image(bases: Bases) -> str:
+def python_image(bases: BaseNames) -> str:
     """A small image with python3, for what needs any container at all."""
     return bases.base
 
@@ -119,7 +119,7 @@ class CpuImages:
 
     client: DockerClient
     site: Settings
-    bases: Bases
+    bases: BaseNames
 
     def build(self, megatron: str | None = None, checkout: Path | None = None) -> str:
         """The image's name."""
@@ -130,7 +130,7 @@ class CpuImages:
 
 
 @pytest.fixture(scope="session")
-def cpu_images(engine: DockerClient, site: Settings, bases: Bases) -> CpuImages:
+def cpu_images(engine: DockerClient, site: Settings, bases: BaseNames) -> CpuImages:
     """Images of the cpu row."""
     return CpuImages(engine, site, bases)
 

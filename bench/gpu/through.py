@@ -74,7 +74,7 @@ class Case:
 
     @property
     def operations(self) -> float:
-        """Of a step on each GPU, as `Shape.operations` counts them."""
+        """Of a step on each GPU, as `ModelShape.operations` counts them."""
         sets = [f"program={self.program}", f"gpus={self.gpus}", *self.keys]
         config, _ = source.load(self.preset, [source.parse_set(each) for each in sets])
         where = layout.layout(config, self.gpus)

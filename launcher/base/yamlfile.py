@@ -70,7 +70,7 @@ class SurpriseError(UsageError):
         self.what = what
 
 
-class Fault(ValueError):
+class KeyFault(ValueError):
     """What a validator of a whole model raises to name the key below it that is wrong."""
 
     def __init__(self, where: tuple[str | int, ...], reason: str) -> None:
@@ -224,7 +224,7 @@ def _where(fault: Any) -> tuple[Any, ...]:
     own = fault["type"] == "extra_forbidden"  # the last part is the user's, whatever it looks like
     where = tuple(p for n, p in enumerate(parts) if (own and n == last) or not _is_branch(p))
     cause = fault.get("ctx", {}).get("error")
-    return where + cause.where if isinstance(cause, Fault) else where
+    return where + cause.where if isinstance(cause, KeyFault) else where
 
 
 def _reason(fault: Any, where: tuple[Any, ...], model: type[BaseModel] | None) -> str:

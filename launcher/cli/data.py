@@ -18,7 +18,7 @@ from launcher.cli.command import actions, argument, call_action, command, flag
 if TYPE_CHECKING:
     from launcher.tools.data.contents import DocumentSizes, IndexedData
     from launcher.tools.data.ledger import Leniency
-    from launcher.tools.data.sources import Reading
+    from launcher.tools.data.sources import ReadingOptions
     from launcher.tools.data.tokenizers import Tokenizer, TokenizerChoice
 
 WIDTH = 40
@@ -370,9 +370,9 @@ def _target(option: str, given: str) -> Path:
     return expanded(given)
 
 
-def _reading(args: Namespace, shard: tuple[int, int] = (0, 1)) -> Reading:
+def _reading(args: Namespace, shard: tuple[int, int] = (0, 1)) -> ReadingOptions:
     """How they are read. Raises UsageError for options that can't be."""
-    from launcher.tools.data.sources import BLOCK, LARGEST, Reading
+    from launcher.tools.data.sources import BLOCK, LARGEST, ReadingOptions
 
     if args.max_record is not None and args.max_record << 20 < BLOCK:
         raise UsageError(
@@ -385,7 +385,7 @@ def _reading(args: Namespace, shard: tuple[int, int] = (0, 1)) -> Reading:
         raise UsageError("--json-keys has a key twice")
     if foreign := [key for key in args.json_keys if key != key.encode(errors="ignore").decode()]:
         raise UsageError(f"--json-keys {foreign[0]!a}: not UTF-8")
-    return Reading(
+    return ReadingOptions(
         keys=tuple(args.json_keys),
         format=args.format,
         columns=tuple(args.csv_columns.split(",")) if args.csv_columns else (),

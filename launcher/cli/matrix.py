@@ -28,7 +28,7 @@ from launcher.cli.command import (
 
 if TYPE_CHECKING:
     from launcher.tools.trials.result import CellResult
-    from launcher.tools.trials.series import Options
+    from launcher.tools.trials.series import TrialOptions
 
 
 @command(flag("--keys", "of each row with each release: the key of its image"))
@@ -221,11 +221,11 @@ def _report(results: Sequence[CellResult], folder: Path) -> None:
         files.write(folder / name, text)
 
 
-def _options(args: Namespace) -> Options:
-    from launcher.tools.trials.series import Options
+def _options(args: Namespace) -> TrialOptions:
+    from launcher.tools.trials.series import TrialOptions
 
     disk = None if args.disk is None else round(args.disk * 1e9)
-    return Options(
+    return TrialOptions(
         base=args.base,
         builder=args.builder,
         checkout=args.source,

@@ -25,7 +25,7 @@ from launcher.cli.command import (
 
 if TYPE_CHECKING:
     from launcher.runs.follow.find import SilentBackends
-    from launcher.runs.records.runs import Filter, Run
+    from launcher.runs.records.runs import Filter, RunSummary
 
 GOING_ON = ("RUN", "NAME", "STATE", "BACKEND", "GPUS", "IMAGE", "CREATED", "CHECKPOINT")
 KEPT = ("RUN", "NAME", "STATE", "CODE", "ITERATION", "LOSS", "BACKEND", "IMAGE", "CREATED")
@@ -304,7 +304,7 @@ def runs(args: Namespace) -> int:
     return _tell_silent(silent)
 
 
-def _row(run: Run) -> tuple[str, ...]:
+def _row(run: RunSummary) -> tuple[str, ...]:
     code = "" if run.code is None else str(run.code)
     at = "" if run.iteration is None else str(run.iteration)
     loss = "" if run.loss is None else f"{run.loss:.4g}"

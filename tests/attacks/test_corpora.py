@@ -26,7 +26,7 @@ from launcher.base.zstd import zstd
 from launcher.tools.data import tokenize
 from launcher.tools.data.convert import convert
 from launcher.tools.data.ledger import Leniency
-from launcher.tools.data.sources import BLOCK, Reading
+from launcher.tools.data.sources import BLOCK, ReadingOptions
 from launcher.tools.data.tokenize import TokenizeJob
 from launcher.tools.data.tokenizers import TokenizerChoice
 from tests.tools.data.conftest import documents, gpt2, loaded  # noqa: F401  # fixtures
@@ -92,7 +92,7 @@ def doubled(content: bytes, chance: random.Random) -> bytes:
     return content[:last] + content[first:]
 
 
-def damage(number: int, folder: Path) -> tuple[Path, Reading, bool]:
+def damage(number: int, folder: Path) -> tuple[Path, ReadingOptions, bool]:
     """A corpus, how it is read, and whether nothing but its own documents may be in it."""
     chance = random.Random(13_000 + number)  # noqa: S311
     name = [*WHOLE][number % 4]
@@ -107,10 +107,10 @@ def damage(number: int, folder: Path) -> tuple[Path, Reading, bool]:
     unit = chance.choice(("line", "paragraph", "file"))
     checked = packing in VERIFIED or name == "in.parquet"
     verified = checked and not within and spoil in (flipped, cut)
-    return path, Reading(unit=unit, largest=BLOCK), verified
+    return path, ReadingOptions(unit=unit, largest=BLOCK), verified
 
 
-def told(path: Path, reading: Reading, leniency: Leniency) -> list[str] | None:
+def told(path: Path, reading: ReadingOptions, leniency: Leniency) -> list[str] | None:
     """The documents that are made of it; None where that is refused, and then nothing is left."""
     target = path.with_name("out.jsonl")
     try:
@@ -148,7 +148,7 @@ def test_a_damaged_description_of_parquets_columns_is_refused(tmp_path: Path, se
     """It has no checksum. Names that aren't UTF-8, an abort of Arrow's, groups that are gone."""
     path = tmp_path / "in.parquet"
     path.write_bytes(flipped(WHOLE["in.parquet"], random.Random(seed)))  # noqa: S311
-    assert told(path, Reading(), Leniency()) is None
+    assert told(path, ReadingOptions(), Leniency()) is None
 
 
 BOMBS = {
@@ -172,18 +172,18 @@ def test_a_bomb_takes_no_more_than_a_record_may(tmp_path: Path, name: str) -> No
     path.write_bytes(gzip.compress(BOMBS[name], 1))
     units = ("line", "paragraph", "file") if name.endswith(".txt") else ("line",)
     for unit in units:
-        assert told(path, Reading(unit=unit, largest=BLOCK), Leniency()) is None
-        told(path, Reading(unit=unit, largest=BLOCK), Leniency(skip=True))
+        assert told(path, ReadingOptions(unit=unit, largest=BLOCK), Leniency()) is None
+        told(path, ReadingOptions(unit=unit, largest=BLOCK), Leniency(skip=True))
 
 
 def test_a_parquet_file_that_is_a_bomb(tmp_path: Path) -> None:
     path = tmp_path / "in.parquet"
     made = pyarrow.table({"text": ["a", "x" * (40 << 20)]})
     pyarrow.parquet.write_table(made, path, compression="zstd", row_group_size=1)
-    assert told(path, Reading(largest=BLOCK), Leniency()) is None
+    assert told(path, ReadingOptions(largest=BLOCK), Leniency()) is None
     made = pyarrow.table({"text": pyarrow.array(["x" * 500_000] * 100).dictionary_encode()})
     pyarrow.parquet.write_table(made, path, compression="zstd")
-    found = told(path, Reading(largest=BLOCK), Leniency())
+    found = told(path, ReadingOptions(largest=BLOCK), Leniency())
     assert found is not None
     assert len(found) == 100
 

@@ -13,7 +13,7 @@ from docker import DockerClient
 from launcher.base.screen import Progress
 from launcher.base.settings import Settings
 from launcher.images.builder.image import BuildRequest, Builds
-from launcher.images.engine.acquire import Bases
+from launcher.images.engine.acquire import BaseNames
 from launcher.images.engine.connect import engine_host
 from launcher.images.engine.private import packages, private
 from tests.conftest import NAMES, CpuImages, tidy
@@ -35,7 +35,7 @@ class Small:
     name: str
     id: str
     site: Settings
-    bases: Bases
+    bases: BaseNames
 
     @property
     def instead(self) -> list[str]:
@@ -49,7 +49,7 @@ class Small:
 
 @pytest.fixture(scope="session")
 def small(
-    engine: DockerClient, site: Settings, bases: Bases, tmp_path_factory: pytest.TempPathFactory
+    engine: DockerClient, site: Settings, bases: BaseNames, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Small]:
     """Row 24.10 with this base's Python, and the smallest release."""
     row = {"python": "3.11", "megatron": "0.10.0", "source": "sdist"}

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from docker import DockerClient
 
     from launcher.base.settings import Settings
-    from launcher.images.engine.acquire import Bases
+    from launcher.images.engine.acquire import BaseNames
     from tests.e2e.registry import Registry
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(3600)]
@@ -93,7 +93,7 @@ def edited(release: str, edits: dict[str, tuple[str, str]], site: Settings) -> s
 
 
 @pytest.fixture(scope="module")
-def broken(engine: DockerClient, bases: Bases) -> Iterator[dict[str, str]]:
+def broken(engine: DockerClient, bases: BaseNames) -> Iterator[dict[str, str]]:
     """Bases on which a stage fails, by the stage."""
     made = {}
     for stage in ("import", "train", "checkpoint", "hang"):
@@ -119,7 +119,7 @@ def _no_image_left(engine: DockerClient) -> Iterator[None]:
 
 
 @pytest.fixture
-def matrix(site: Settings, bases: Bases, broken: dict[str, str], tmp_path: Path) -> Path:
+def matrix(site: Settings, bases: BaseNames, broken: dict[str, str], tmp_path: Path) -> Path:
     """A matrix of nine rows in a folder of its own."""
     data = yaml.safe_load((ROOT / "matrix.yaml").read_text(encoding="utf-8"))
     cpu = data["rows"]["cpu"]
@@ -204,7 +204,7 @@ def test_a_cell_that_takes_too_long_or_too_much_is_ended(
 
 @pytest.mark.long
 def test_a_pulled_base_counts_and_is_removed(
-    engine: DockerClient, bases: Bases, registry: Registry, matrix: Path
+    engine: DockerClient, bases: BaseNames, registry: Registry, matrix: Path
 ) -> None:
     base = f"{registry.address}/launchpad-test-pulled:1"
     container = engine.containers.create(bases.base, ["true"])

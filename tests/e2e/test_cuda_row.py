@@ -24,7 +24,7 @@ from tests.images.builder.test_extensions import HUB, git, repository
 if TYPE_CHECKING:
     from docker import DockerClient
 
-    from launcher.images.engine.acquire import Bases
+    from launcher.images.engine.acquire import BaseNames
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(1200)]
 
@@ -116,7 +116,7 @@ def own_matrix(tmp_path: Path, site: Settings, base: str, extension: Extension) 
 
 
 def test_it_brings_a_python_and_compiles_on_the_base_for_the_gpus_that_are_named(
-    engine: DockerClient, site: Settings, bases: Bases, python_image: str, tmp_path: Path
+    engine: DockerClient, site: Settings, bases: BaseNames, python_image: str, tmp_path: Path
 ) -> None:
     mirror, extension = kernels(tmp_path)
     base = standin(engine, python_image, "cuda")  # for NVIDIA's image, with a compiler

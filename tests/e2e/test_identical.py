@@ -32,7 +32,7 @@ from tests.e2e.command import BUILD, in_image, layers, matrix_folder
 if TYPE_CHECKING:
     from docker import DockerClient
 
-    from launcher.images.engine.acquire import Bases
+    from launcher.images.engine.acquire import BaseNames
 
 pytestmark = [pytest.mark.engine, pytest.mark.long, pytest.mark.timeout(3600)]
 
@@ -106,7 +106,7 @@ def clone(at: Path, home: Path, site: Settings, digests: list[str], user: tuple[
 
 
 def test_two_clones_of_two_users_give_the_same_wheel_and_image(
-    engine: DockerClient, site: Settings, bases: Bases, common: Path
+    engine: DockerClient, site: Settings, bases: BaseNames, common: Path
 ) -> None:
     host = os.environ["DOCKER_HOST"]
     if os.geteuid() != 0 or not host.startswith("unix://") or not shutil.which("setpriv"):
@@ -137,7 +137,7 @@ def test_two_clones_of_two_users_give_the_same_wheel_and_image(
         assert (documents[0] / name).read_bytes() == (documents[1] / name).read_bytes()
 
 
-def both(bases: Bases) -> tuple[str, str]:
+def both(bases: BaseNames) -> tuple[str, str]:
     return bases.base, bases.builder
 
 

@@ -20,7 +20,7 @@ from tests.e2e.command import in_image, launcher, layers, matrix_folder, refused
 if TYPE_CHECKING:
     from docker import DockerClient
 
-    from launcher.images.engine.acquire import Bases
+    from launcher.images.engine.acquire import BaseNames
     from tests.conftest import CpuImages
 
 pytestmark = pytest.mark.engine
@@ -83,7 +83,7 @@ def test_the_base_keeps_its_entrypoint_and_gains_a_path(
 def test_nine_rows_on_nine_bases_compile_once(
     engine: DockerClient,
     site: Settings,
-    bases: Bases,
+    bases: BaseNames,
     python_image: str,
     tmp_path: Path,
 ) -> None:
@@ -108,7 +108,7 @@ def test_nine_rows_on_nine_bases_compile_once(
 
 
 def test_a_base_without_python_is_refused_by_name_and_leaves_no_container(
-    engine: DockerClient, bases: Bases
+    engine: DockerClient, bases: BaseNames
 ) -> None:
     engine.api.import_image_from_data(tarred({}), "launchpad-test-empty", "1")
     done = launcher(
@@ -133,7 +133,7 @@ def builds(engine: DockerClient, site: Settings) -> Builds:
 
 
 @pytest.fixture
-def edited(builds: Builds, bases: Bases, tmp_path: Path) -> BuildRequest:
+def edited(builds: Builds, bases: BaseNames, tmp_path: Path) -> BuildRequest:
     """A build of a source of 0.12.3, to be changed."""
     source.locked(builds.recipe(BuildRequest("cpu", "0.12.3")), builds.site).unpack(
         tmp_path / "edited"

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from docker import DockerClient
 
     from launcher.base.settings import Settings
-    from launcher.images.engine.acquire import Bases
+    from launcher.images.engine.acquire import BaseNames
     from tests.conftest import CpuImages
 
 pytestmark = [pytest.mark.engine, pytest.mark.long, pytest.mark.timeout(1800)]
@@ -31,7 +31,7 @@ LATEST = 12.0  # seconds: it is compiling by then
 
 
 def test_ten_builds_that_are_killed_harm_none_that_follows(
-    engine: DockerClient, site: Settings, bases: Bases, cpu_images: CpuImages, tmp_path: Path
+    engine: DockerClient, site: Settings, bases: BaseNames, cpu_images: CpuImages, tmp_path: Path
 ) -> None:
     built = engine.api.inspect_image(cpu_images.build())["Id"]
     cache = tmp_path / "cache"

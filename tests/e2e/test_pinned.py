@@ -25,7 +25,7 @@ from tests.e2e.command import built, launcher, refused
 if TYPE_CHECKING:
     from docker import DockerClient
 
-    from launcher.images.engine.acquire import Bases
+    from launcher.images.engine.acquire import BaseNames
     from tests.e2e.registry import Registry
 
 pytestmark = pytest.mark.engine
@@ -169,7 +169,7 @@ def at(
     engine: DockerClient,
     registry: Registry,
     site: Settings,
-    bases: Bases,
+    bases: BaseNames,
     pushed: tuple[str, str, str],
     tmp_path: Path,
 ) -> Iterator[Site]:

@@ -15,7 +15,7 @@ from docker.errors import ImageNotFound
 from launcher.base import owned
 from launcher.base.settings import ROOT, Settings
 from launcher.images.carry import prune
-from launcher.images.engine.acquire import Bases
+from launcher.images.engine.acquire import BaseNames
 from launcher.images.engine.connect import engine_host
 from tests.e2e.command import built, launcher, refused, tarred
 
@@ -163,7 +163,7 @@ def test_a_container_made_meanwhile_keeps_its_image(
 
 
 def test_what_a_real_image_adds_is_more_than_its_base(
-    engine: DockerClient, bases: Bases, image: str
+    engine: DockerClient, bases: BaseNames, image: str
 ) -> None:
     (listed,) = (one for one in prune.ours(engine) if image in one.names)
     inspected = [engine.api.inspect_image(one) for one in (image, bases.base)]

@@ -37,7 +37,7 @@ BUILDKIT_OUTPUT = re.compile(r"[\d.]+ (.*)")
 
 
 @dataclass(frozen=True)
-class Build:
+class ImageBuild:
     """What is to be built.
 
     context: a tar archive; args: of the Dockerfile, BASE_IMAGE and SOURCE_DATE_EPOCH among them
@@ -58,7 +58,7 @@ class Build:
         ]
 
 
-def build(client: DockerClient, wanted: Build, progress: Progress) -> str:
+def build(client: DockerClient, wanted: ImageBuild, progress: Progress) -> str:
     """Build with the best builder that the engine of `client` has, and return the image ID.
 
     Raises BuildError, and docker's errors where the engine doesn't answer.
@@ -91,7 +91,7 @@ def _tell_limits(progress: Progress, without_podman: bool) -> None:
     )
 
 
-def podman(command: list[str], env: dict[str, str], wanted: Build, progress: Progress) -> str:
+def podman(command: list[str], env: dict[str, str], wanted: ImageBuild, progress: Progress) -> str:
     """Build with `command` (podman --url …), with the source's time for every time in the image.
 
     Returns the image ID. Raises BuildError.
@@ -115,7 +115,7 @@ def podman(command: list[str], env: dict[str, str], wanted: Build, progress: Pro
         return id_file.read_text().strip()
 
 
-def classic(client: DockerClient, wanted: Build, progress: Progress) -> str:
+def classic(client: DockerClient, wanted: ImageBuild, progress: Progress) -> str:
     """Build with the engine's own API and return the image ID. Raises BuildError."""
     from docker.errors import APIError
 
@@ -145,7 +145,7 @@ def classic(client: DockerClient, wanted: Build, progress: Progress) -> str:
 
 
 def buildkit(
-    command: list[str], env: dict[str, str], wanted: Build, progress: Progress
+    command: list[str], env: dict[str, str], wanted: ImageBuild, progress: Progress
 ) -> list[str]:
     """Build with `command` (docker buildx build, or an older docker build) in `env`.
 

@@ -233,7 +233,7 @@ class Builds:
             context.write(inputs, wheels, Path(scratch), tar)
             tar.seek(0)
             self.progress.close()
-            wanted = builders.Build(tar, args, labels, request.no_cache)
+            wanted = builders.ImageBuild(tar, args, labels, request.no_cache)
             return builders.build(self.client, wanted, self.progress)
 
     def _check(self, image: str, base: verify.BuildFacts, inputs: context.Inputs) -> None:

@@ -88,7 +88,7 @@ class RebuildSubject:
 
 
 @dataclass(frozen=True)
-class Claims:
+class RebuildClaims:
     """What two builds from the same inputs have in common, by the builders that made them.
 
     Wheel, settings and the files that are added always; `layers`: their bytes as well; `image`:
@@ -187,7 +187,7 @@ def notes(
 
 def claims(
     image: RebuildSubject, rebuilt: RebuildSubject, base: RebuildSubject, epoch: int
-) -> Claims:
+) -> RebuildClaims:
     """What is claimed of two images; epoch: seconds since 1970, the time a build is told to write.
 
     BuildKit and podman write it, each in its own way. The classic builder doesn't, nor into the
@@ -199,13 +199,13 @@ def claims(
         strict=True,
     )
     if len({*builders}) > 1 or (not any(builders) and len({*exact}) > 1):
-        return Claims(False, False, "the two were made by different builders")
+        return RebuildClaims(False, False, "the two were made by different builders")
     if not exact[1]:
-        return Claims(builders[1], False, "the builder here writes the time of the build")
-    return Claims()
+        return RebuildClaims(builders[1], False, "the builder here writes the time of the build")
+    return RebuildClaims()
 
 
-def verdict(same: bool, claimed: Claims) -> str:
+def verdict(same: bool, claimed: RebuildClaims) -> str:
     """The last line of the report."""
     what = "wheel, added layers and image" if claimed.image else "wheel and added layers"
     if not claimed.layers:
@@ -304,7 +304,7 @@ class Comparison:
     image: RebuildSubject
     rebuilt: RebuildSubject
     base: RebuildSubject
-    claimed: Claims
+    claimed: RebuildClaims
     boxes: tuple[Container, Container]
     progress: Progress
     tell: Tell

@@ -13,7 +13,7 @@ from launcher.base.names import LABEL
 from launcher.base.reference import parse_reference
 from launcher.images.builder.verify import is_ours
 from launcher.images.oci.container import find_image, layers_of, tags_of
-from launcher.images.oci.layout import DIGEST, Base
+from launcher.images.oci.layout import DIGEST, BaseImage
 
 if TYPE_CHECKING:
     from docker import DockerClient
@@ -83,7 +83,7 @@ def _image(found: Mapping[str, Any], names: tuple[str, ...]) -> EngineImage:
 
 def base_of(
     client: DockerClient, image: EngineImage, rows: Mapping[str, Any], chosen: str | None = None
-) -> Base:
+) -> BaseImage:
     """What `image` has in common with `chosen`, else with the base it was built on.
 
     In a row with packages of its own those count as the base's: any image of the row that was
@@ -95,7 +95,9 @@ def base_of(
         return _common(image, find(client, chosen))
     row = rows.get(image.labels.get(f"{LABEL}row", ""))
     if row and row.packages and is_ours(client.api.history(image.id)):
-        return Base(name=_name(image), id=image.id, digests=image.digests, layers=image.layers[:-1])
+        return BaseImage(
+            name=_name(image), id=image.id, digests=image.digests, layers=image.layers[:-1]
+        )
     for name in _base_names(image, rows):
         found = find_image(client, name)
         if found and _shared(image, base := _image(found, (name,))) == len(base.layers):
@@ -111,7 +113,7 @@ def base_of(
     return _common(image, max(wholes, key=lambda one: len(one.layers)))
 
 
-def having(client: DockerClient, base: Base) -> EngineImage | None:
+def having(client: DockerClient, base: BaseImage) -> EngineImage | None:
     """An image of the engine that has the layers of `base`, or None."""
     count = len(base.layers)
     by_name = [one for name in (base.id, base.name) if (one := find_image(client, name))]
@@ -145,7 +147,7 @@ def _shared(image: EngineImage, other: EngineImage) -> int:
     return len(os.path.commonprefix([image.layers, other.layers]))  # noqa: RUF071 - no text
 
 
-def _common(image: EngineImage, other: EngineImage) -> Base:
+def _common(image: EngineImage, other: EngineImage) -> BaseImage:
     count = _shared(image, other)
     if not count or image.id == other.id:
         why = "has no layer of it" if not count else "is the same image"
@@ -153,7 +155,9 @@ def _common(image: EngineImage, other: EngineImage) -> Base:
             f"{_name(other)} can't be the base of {_name(image)}: it {why}",
             "Name the image that the other side has by --base, or save without --thin.",
         )
-    return Base(name=_name(other), id=other.id, digests=other.digests, layers=image.layers[:count])
+    return BaseImage(
+        name=_name(other), id=other.id, digests=other.digests, layers=image.layers[:count]
+    )
 
 
 def _name(image: EngineImage) -> str:

@@ -23,7 +23,7 @@ from launcher.images.oci import layout, packed, saved
 from launcher.images.oci.archive import archive, entry, hex_of, layer_name, load_archive
 from launcher.images.oci.blocks import BLOCK, Seen, read_listed, taken
 from launcher.images.oci.container import layers_of, name_image
-from launcher.images.oci.layout import Base, Config, Descriptor, LayoutFile, Listing, Manifest
+from launcher.images.oci.layout import BaseImage, Config, Descriptor, LayoutFile, Listing, Manifest
 from launcher.images.oci.saved import SavedImage
 
 if TYPE_CHECKING:
@@ -145,7 +145,7 @@ def put_beside(
         progress.note(f"  {error}")
 
 
-def _base(client: DockerClient, wanted: Base, listing: Listing) -> EngineImage:
+def _base(client: DockerClient, wanted: BaseImage, listing: Listing) -> EngineImage:
     """An image with the layers that are left out. Raises EngineError where the engine has none."""
     found = images.having(client, wanted)
     if found is None and (wanted.id == listing.image or wanted.name in listing.names):

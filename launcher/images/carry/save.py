@@ -24,7 +24,7 @@ from launcher.images.carry.images import EngineImage
 from launcher.images.oci import layout, packed, saved
 from launcher.images.oci.archive import hex_of
 from launcher.images.oci.blocks import BLOCK, Seen, hashed, is_whole, read_small, taken
-from launcher.images.oci.layout import Base, Blob, Digest, LayoutFile, Listing, Manifest
+from launcher.images.oci.layout import BaseImage, Blob, Digest, LayoutFile, Listing, Manifest
 from launcher.images.oci.saved import Member, SavedImage
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def save(
     image: EngineImage,
     folder: Path,
     progress: Progress,
-    base: Base | None = None,
+    base: BaseImage | None = None,
     documents: Mapping[str, bytes] = MappingProxyType({}),
 ) -> Listing:
     """Write `image`, without the layers of `base`, and its `documents` by name, into `folder`.
@@ -245,7 +245,7 @@ def _check(folder: Path, image: EngineImage, layers: list[Blob]) -> None:
 def _complete(
     folder: Path,
     image: EngineImage,
-    base: Base | None,
+    base: BaseImage | None,
     config: Blob,
     layers: list[Blob],
     carried: list[Blob],

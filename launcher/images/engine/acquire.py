@@ -27,7 +27,7 @@ STANDIN_EPOCH = 1735689600  # 2025-01-01, given to every file of a stand-in base
 
 
 @dataclass(frozen=True)
-class Bases:
+class BaseNames:
     """The names of a row's base and builder, or of the stand-in that takes both places."""
 
     base: str
@@ -56,13 +56,13 @@ def any_engine(folder: Path, progress: Progress) -> Iterator[DockerClient]:
 
 def bases(
     client: DockerClient, matrix: Matrix, tag: str, site: Settings, progress: Progress
-) -> Bases:
+) -> BaseNames:
     """The row's own base and builder where they are there or can be pulled, else a stand-in.
 
     Raises EngineError where no registry can be reached and no stand-in can be made here.
     """
     row = matrix.rows[tag]
-    own = Bases(row.base, matrix.builders[row.abi])
+    own = BaseNames(row.base, matrix.builders[row.abi])
     refused = _refused(client, own.base, site) or _refused(client, own.builder, site)
     if refused is None:
         return own
@@ -70,7 +70,7 @@ def bases(
     name = f"{STANDIN_NAME}:{row.abi}"
     cache = site.cache / "bases"
     base.debian_base(client, name, STANDIN_EPOCH, row.python, cache=cache, say=progress.note)
-    return Bases(name, name)
+    return BaseNames(name, name)
 
 
 def _refused(client: DockerClient, image: str, site: Settings) -> EngineError | None:

@@ -21,7 +21,7 @@ from pydantic import (
 
 from launcher.base import names
 from launcher.base.errors import nearest
-from launcher.base.yamlfile import Fault
+from launcher.base.yamlfile import KeyFault
 
 
 def _quoted(value: object) -> object:
@@ -202,7 +202,7 @@ class Row(StrictMatrix):
             listed = getattr(self, key)
             for index, one in enumerate(listed):
                 if one in listed[:index]:
-                    raise Fault((key, index), f"{one} is in the list twice: leave one out")
+                    raise KeyFault((key, index), f"{one} is in the list twice: leave one out")
         return self
 
     @model_validator(mode="after")
@@ -287,7 +287,7 @@ class Matrix(StrictMatrix):
         for index, reference in enumerate(self.moving):
             if reference not in self.images:
                 known = nearest(reference, list(self.images))
-                raise Fault(("moving", index), f"no row or builder uses {reference}. {known}")
+                raise KeyFault(("moving", index), f"no row or builder uses {reference}. {known}")
         return self
 
     @model_validator(mode="after")
@@ -296,23 +296,23 @@ class Matrix(StrictMatrix):
             release = self.releases.get(row.megatron)
             if release is None:
                 known = nearest(row.megatron, list(self.releases))
-                raise Fault(("rows", tag, "megatron"), f"no release {row.megatron}. {known}")
+                raise KeyFault(("rows", tag, "megatron"), f"no release {row.megatron}. {known}")
             for key in map(row.compiled_by, row.platforms):
                 if key not in self.builders:
-                    raise Fault(("rows", tag, "python"), f"no builder for {key} in builders")
+                    raise KeyFault(("rows", tag, "python"), f"no builder for {key} in builders")
             if row.interpreter not in {None, *self.interpreters}:
                 known = nearest(str(row.interpreter), list(self.interpreters))
                 reason = f"no {row.interpreter} in interpreters. {known}"
-                raise Fault(("rows", tag, "interpreter"), reason)
+                raise KeyFault(("rows", tag, "interpreter"), reason)
             for index, name in enumerate(row.extensions):
                 if name not in self.extensions:
                     known = nearest(name, list(self.extensions))
                     reason = f"no {name} in extensions. {known}"
-                    raise Fault(("rows", tag, "extensions", index), reason)
+                    raise KeyFault(("rows", tag, "extensions", index), reason)
             if row.source == "sdist" and not release.sdist:
-                raise Fault(("rows", tag, "source"), f"{row.megatron} has no sdist; use git")
+                raise KeyFault(("rows", tag, "source"), f"{row.megatron} has no sdist; use git")
             if problem := misfit(row, row.megatron, release):
-                raise Fault(("rows", tag, "megatron"), problem)
+                raise KeyFault(("rows", tag, "megatron"), problem)
         return self
 
 

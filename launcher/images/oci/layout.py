@@ -97,7 +97,7 @@ class Blob(StrictLayout):
         return described | ({"annotations": {UNPACKED: self.unpacked}} if self.unpacked else {})
 
 
-class Base(StrictLayout):
+class BaseImage(StrictLayout):
     """The image that a thin one needs on the other side.
 
     id: as the engine that saved it names it; digests: as registries do, if any;
@@ -148,7 +148,7 @@ class Listing(Files):
     names: Annotated[tuple[Name, ...], Field(max_length=MOST_NAMES)]
     image: Digest
     manifest: Digest
-    base: Base | None
+    base: BaseImage | None
     split: dict[Digest, tuple[Place, ...]] = {}
 
     @model_validator(mode="after")

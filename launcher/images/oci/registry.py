@@ -86,7 +86,7 @@ class _Token(BaseModel):
 
 
 @dataclass(frozen=True)
-class Answer:
+class RegistryAnswer:
     """A registry's answer, whole."""
 
     url: str
@@ -107,7 +107,7 @@ class Answer:
 
 
 @dataclass(frozen=True)
-class Document:
+class RegistryDocument:
     """A JSON object that came: the digest and size of its bytes, its media type, and itself."""
 
     digest: str
@@ -212,7 +212,7 @@ class RegistrySession:
         self.session = session
         self.seconds = settings().answer_within
 
-    def document(self, kind: str, target: str, size: int | None = None) -> Document:
+    def document(self, kind: str, target: str, size: int | None = None) -> RegistryDocument:
         """The JSON object of a manifest or a blob (`kind`, in the plural), of `size` bytes."""
         answer = self._ask("GET", f"{kind}/{target}")
         self._check_digest(answer, target)
@@ -229,7 +229,7 @@ class RegistrySession:
         if None not in (written, found) and written != found:
             raise self.wrong(f"has {found} bytes of {what}, which is said to have {written}")
 
-    def _parsed(self, answer: Answer) -> Document:
+    def _parsed(self, answer: RegistryAnswer) -> RegistryDocument:
         """The JSON object in an answer."""
         content = answer.content
         try:
@@ -239,7 +239,7 @@ class RegistrySession:
         if not isinstance(document, dict):
             raise self.wrong(f"sends no object for {answer.what}")
         of_type = str(document.get("mediaType") or answer.media_type)
-        return Document(sha256(content), len(content), of_type, document)
+        return RegistryDocument(sha256(content), len(content), of_type, document)
 
     def fitting(self, model: type[Model], value: Any) -> Model:
         """What came, in what is read of it."""
@@ -248,7 +248,7 @@ class RegistrySession:
         except ValidationError as error:
             raise self.wrong(f"sends something else: {first_fault(error)}") from error
 
-    def _check_digest(self, answer: Answer, target: str) -> None:
+    def _check_digest(self, answer: RegistryAnswer, target: str) -> None:
         """Compare the digest of what came with `target`, and with what the registry calls it."""
         digest = sha256(answer.content)
         called = answer.headers.get("Docker-Content-Digest", digest)
@@ -258,7 +258,7 @@ class RegistrySession:
                     f"sends other bytes than it says\n  said: {expected}\n  sent: {digest}"
                 )
 
-    def _ask(self, method: str, path: str) -> Answer:
+    def _ask(self, method: str, path: str) -> RegistryAnswer:
         """An answer about the repository.
 
         The registry is asked again with a token where it wants one, or another.
@@ -275,7 +275,7 @@ class RegistrySession:
             raise self._refused(answer)
         return answer
 
-    def _whole(self, method: str, url: str, **how: Any) -> Answer:
+    def _whole(self, method: str, url: str, **how: Any) -> RegistryAnswer:
         """A whole answer. Raises requests' errors: ReadTimeout where it takes too long."""
         from requests.exceptions import RequestException
 
@@ -324,7 +324,7 @@ class RegistrySession:
             raise self.wrong(f"sends to {realm.netloc}, which gives no token")
         return token
 
-    def _refused(self, answer: Answer) -> EngineError:
+    def _refused(self, answer: RegistryAnswer) -> EngineError:
         """The error for a status that isn't good."""
         said = f"{answer.status} {answer.reason}"
         if message := re.search(rb'"message": ?"([^"]+)"', answer.content):
@@ -361,7 +361,7 @@ def _credentials(where: ImageName) -> dict[str, str]:
     return next(({key: found[key] for key in one} for one in kinds if found.get(one[0])), {})
 
 
-def _read(response: Response) -> Answer:
+def _read(response: Response) -> RegistryAnswer:
     """All of an answer; of a larger one LARGEST and a few bytes more."""
     content = b""
     with response:
@@ -370,7 +370,7 @@ def _read(response: Response) -> Answer:
             if len(content) > LARGEST:
                 break
     told = response.status_code, response.reason, response.headers
-    return Answer(response.url, *told, content)
+    return RegistryAnswer(response.url, *told, content)
 
 
 def _innermost(error: BaseException) -> str:

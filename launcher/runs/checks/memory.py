@@ -14,7 +14,7 @@ from dataclasses import dataclass, fields
 from launcher.runs.plan import model
 from launcher.runs.plan.arguments import Value
 from launcher.runs.plan.layout import Layout
-from launcher.runs.plan.model import Shape
+from launcher.runs.plan.model import ModelShape
 from launcher.runs.plan.render import values_of
 from launcher.runs.runfile.config import RunConfig
 
@@ -68,7 +68,7 @@ class MemoryEstimate:
         return sum(getattr(self, field.name) for field in fields(self))
 
 
-def _shape(program: str, options: Mapping[str, Value]) -> Shape | None:
+def _shape(program: str, options: Mapping[str, Value]) -> ModelShape | None:
     """The sizes of the model of a run; None where the run file doesn't tell them, or more."""
     if program not in (model.GPT, model.UPSTREAM) or UNKNOWN & options.keys():
         return None
@@ -167,7 +167,7 @@ def needed(
     return max(stages, key=lambda memory: memory.total)
 
 
-def _experts(options: Mapping[str, Value], size: Shape, where: Layout) -> tuple[float, int]:
+def _experts(options: Mapping[str, Value], size: ModelShape, where: Layout) -> tuple[float, int]:
     """The experts' parameters of a layer that a process has, and the processes with the same ones.
 
     Experts are split over tensor parallelism of their own, where that is given, in place of the
@@ -179,7 +179,7 @@ def _experts(options: Mapping[str, Value], size: Shape, where: Layout) -> tuple[
     return size.experts / over * size.mlp(size.expert_ffn, tensor) if size.experts else 0.0, sharers
 
 
-def _bytes_of_routed(options: Mapping[str, Value], size: Shape, where: Layout) -> float:
+def _bytes_of_routed(options: Mapping[str, Value], size: ModelShape, where: Layout) -> float:
     """Bytes that a layer with experts keeps of a token for the way back, less an MLP's.
 
     Of each of its copies: what goes into an expert and comes out, and what is inside; of the
@@ -220,7 +220,7 @@ def _keeps_scores(
 def _bytes_of_token(
     program: str,
     options: Mapping[str, Value],
-    size: Shape,
+    size: ModelShape,
     where: Layout,
     capability: tuple[int, int] | None,
     undivided: int,

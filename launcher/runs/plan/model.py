@@ -34,7 +34,7 @@ ELSEWHERE = {
 
 
 @dataclass(frozen=True)
-class Shape:
+class ModelShape:
     """The sizes of a GPT, its vocabulary padded; `positions` is 0 where none are learned.
 
     `head` is the width of a head, of which `groups` have keys and values of their own.
@@ -138,7 +138,7 @@ class Shape:
 
 def shape(
     program: str, options: Mapping[str, Value], vocabulary: int | None = None
-) -> Shape | None:
+) -> ModelShape | None:
     """The sizes that a program is given by its options, under their plain names.
 
     `vocabulary` is the padded one where it is known: a tokenizer's isn't among the options. None
@@ -164,7 +164,9 @@ def whole(options: Mapping[str, Value], name: str, default: int | None = None) -
     return int(value)
 
 
-def _shape(upstream: bool, options: Mapping[str, Value], vocabulary: int | None) -> Shape | None:
+def _shape(
+    upstream: bool, options: Mapping[str, Value], vocabulary: int | None
+) -> ModelShape | None:
     hidden, heads = whole(options, "hidden_size"), whole(options, "num_attention_heads")
     layers, sequence = whole(options, "num_layers"), whole(options, "seq_length")
     gated = "swiglu" in options
@@ -179,7 +181,7 @@ def _shape(upstream: bool, options: Mapping[str, Value], vocabulary: int | None)
     vocabulary = vocabulary or vocabulary_of(upstream, options)
     if not vocabulary or min(layers, hidden, heads, sequence) < 1:
         return None
-    found = Shape(
+    found = ModelShape(
         layers=layers,
         hidden=hidden,
         ffn=ffn,

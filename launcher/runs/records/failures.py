@@ -92,7 +92,7 @@ class LogLine:
 
 
 @dataclass(frozen=True)
-class Sign:
+class FailureSign:
     """A known failure that a log shows, and the line that does; None where the end tells it."""
 
     failure: Failure
@@ -125,7 +125,7 @@ class Explanation:
     `suspects` the lines that look most like a first cause, as they stand in the log.
     """
 
-    signs: list[Sign]
+    signs: list[FailureSign]
     suspects: list[LogLine]
 
     @property
@@ -172,7 +172,7 @@ def explain(log: Iterable[bytes], cause: EndCause = EndCause.ITSELF) -> Explanat
 
     Memory is bounded, whatever the log's length; a GB of 64 ranks' lines takes some seconds.
     """
-    signs = {known.name: Sign(known) for known in table() if known.cause == cause.value}
+    signs = {known.name: FailureSign(known) for known in table() if known.cause == cause.value}
     raised, loud = list[LogLine](), list[LogLine]()
     seen, told, before, first = set[bytes](), set[bytes](), list[tuple[int, str]](), 1
     for piece in _pieces(log):
@@ -230,14 +230,16 @@ def _kept(piece: bytes, kinds: list[bytes], new: set[bytes], first: int) -> list
     ]
 
 
-def _look(kept: list[tuple[int, str]], signs: dict[str, Sign]) -> None:
+def _look(kept: list[tuple[int, str]], signs: dict[str, FailureSign]) -> None:
     """Add the failures that these lines tell of, and that none before them did."""
     text = "\n".join(line for _, line in kept)
     starts = list(accumulate((len(line) + 1 for _, line in kept), initial=0))
     for known, pattern in zip(table(), _patterns(), strict=True):
         sign = signs.get(known.name)
         if (sign is None or sign.said is None) and (match := pattern.search(text)):
-            signs[known.name] = Sign(known, _said(*kept[bisect_right(starts, match.end() - 1) - 1]))
+            signs[known.name] = FailureSign(
+                known, _said(*kept[bisect_right(starts, match.end() - 1) - 1])
+            )
 
 
 def _said(number: int, line: str) -> LogLine:

@@ -31,7 +31,7 @@ TAIL = 1 << 16
 
 
 @dataclass(frozen=True)
-class Run:
+class RunSummary:
     """What is told of a run in a list; `loss` is the last one logged, at `iteration`."""
 
     run: str
@@ -47,7 +47,7 @@ class Run:
     folder: str
 
 
-def known(jobs: Iterable[Job]) -> list[Run]:
+def known(jobs: Iterable[Job]) -> list[RunSummary]:
     """The runs that have a record, newest first; `jobs` are those that backends know of."""
     alive = {job.run: PAUSED if job.state() == PAUSED else RUNNING for job in jobs if goes_on(job)}
     runs = settings().runs  # looked up once, and not for each of thousands
@@ -55,12 +55,12 @@ def known(jobs: Iterable[Job]) -> list[Run]:
     return sorted(found, key=lambda run: run.created, reverse=True)
 
 
-def _run(kept: Record, folder: str, alive: Mapping[str, str]) -> Run:
+def _run(kept: Record, folder: str, alive: Mapping[str, str]) -> RunSummary:
     ending = _last_ending(folder)
     last = _last_step(folder)
     over = ending if kept.run not in alive else None
     outcome = ending["outcome"] if ending else UNKNOWN
-    return Run(
+    return RunSummary(
         run=kept.run,
         name=kept.name,
         state=alive.get(kept.run, outcome),
@@ -121,7 +121,7 @@ class Filter:
     since: datetime | None = None
     before: datetime | None = None
 
-    def takes(self, run: Run) -> bool:
+    def takes(self, run: RunSummary) -> bool:
         """Whether the run is one of them."""
         if (self.states and run.state not in self.states) or self.name not in (None, run.name):
             return False
@@ -138,7 +138,7 @@ def ago(text: str, now: datetime | None = None) -> datetime:
     return (now or datetime.now(timezone.utc)) - back
 
 
-def to_prune(found: Iterable[Run], wanted: Filter, keep: int) -> list[Run]:
+def to_prune(found: Iterable[RunSummary], wanted: Filter, keep: int) -> list[RunSummary]:
     """The runs whose records may go: ended, taken by `wanted`, and not the newest `keep` of them.
 
     Those of which it isn't known whether they ended only where `wanted` says so.
@@ -148,7 +148,7 @@ def to_prune(found: Iterable[Run], wanted: Filter, keep: int) -> list[Run]:
     return [run for run in taken[keep:] if run.state not in stays]
 
 
-def prune(run: Run) -> int | None:
+def prune(run: RunSummary) -> int | None:
     """Remove a run's record, log and metrics; the bytes that it freed, None where it is followed.
 
     Checkpoints are the user's own, and stay. Raises UsageError where it can't be removed.

@@ -55,7 +55,7 @@ wasn't found, is left out, as are GPUs without a public one (H20). From NVIDIA's
 class StepWork:
     """What a step works on: `batch` sequences of a model, on `world` processes."""
 
-    model: model.Shape
+    model: model.ModelShape
     batch: int
     world: int
     precision: str = "fp32"

@@ -16,7 +16,7 @@ from launcher.runs.datasets.output import OutputBusy
 from launcher.tools.data import contents, sources, tokenize, tokenizers
 from launcher.tools.data.faults import DataError
 from launcher.tools.data.ledger import JobState, Leniency, Report
-from launcher.tools.data.sources import InputPart, Reading
+from launcher.tools.data.sources import InputPart, ReadingOptions
 from launcher.tools.data.tokenize import TokenizeJob
 from launcher.tools.data.tokenizers import TokenizerChoice
 
@@ -82,7 +82,11 @@ class PreparedText:
 
 
 def prepared(
-    texts: Sequence[str], folder: Path, reading: Reading, tokenizer: TokenizerChoice, workers: int
+    texts: Sequence[str],
+    folder: Path,
+    reading: ReadingOptions,
+    tokenizer: TokenizerChoice,
+    workers: int,
 ) -> PreparedText:
     """`texts` as data files below `folder`, named by what is in the texts, not where they lie.
 

@@ -48,7 +48,7 @@ BOM = codecs.BOM_UTF8
 
 
 @dataclass(frozen=True)
-class Reading:
+class ReadingOptions:
     """How inputs are read.
 
     keys: what is taken of each record; plain text has one, which only names the output
@@ -99,7 +99,7 @@ class Position:
     read: int
 
 
-def sources(inputs: Sequence[str], reading: Reading) -> list[InputPart]:
+def sources(inputs: Sequence[str], reading: ReadingOptions) -> list[InputPart]:
     """The inputs' files in their order, a pattern's sorted, or the shard's part of them.
 
     Raises UsageError where there is no such file, its kind isn't known, or it can't be divided.
@@ -175,7 +175,7 @@ def _identity(name: str | Path) -> tuple[int, int] | None:
     return found.st_dev, found.st_ino
 
 
-def _format(name: str, reading: Reading) -> str:
+def _format(name: str, reading: ReadingOptions) -> str:
     if reading.format:
         if reading.format not in FORMATS.values():
             raise UsageError(
@@ -200,7 +200,7 @@ def _suffix(name: str) -> str:
     return Path(path.stem).suffix if path.suffix in PACKED else path.suffix
 
 
-def _is_divisible(name: str, kind: str, reading: Reading) -> bool:
+def _is_divisible(name: str, kind: str, reading: ReadingOptions) -> bool:
     """A file in which the next record is found from any byte on."""
     with open(name, "rb") as file:
         if packing(file.read(8)):
@@ -208,7 +208,7 @@ def _is_divisible(name: str, kind: str, reading: Reading) -> bool:
     return kind == "jsonl" or (kind == "txt" and reading.unit == "line" and _is_utf8(reading))
 
 
-def _is_utf8(reading: Reading) -> bool:
+def _is_utf8(reading: ReadingOptions) -> bool:
     try:
         io.TextIOWrapper(io.BytesIO(), reading.encoding)  # refuses hex, rot13 and their like
         return codecs.lookup(reading.encoding).name == "utf-8"
@@ -218,7 +218,7 @@ def _is_utf8(reading: Reading) -> bool:
         ) from None
 
 
-def blocks(found: Sequence[InputPart], reading: Reading) -> Iterator[tuple[Position, Block]]:
+def blocks(found: Sequence[InputPart], reading: ReadingOptions) -> Iterator[tuple[Position, Block]]:
     """All records of the sources in order.
 
     Raises DataError where a file can't be read to its end, UsageError for a table without a
@@ -248,7 +248,7 @@ def _stdin() -> IO[bytes]:
 
 
 def _readable(
-    counted: CountedInput, file: IO[bytes], source: InputPart, reading: Reading
+    counted: CountedInput, file: IO[bytes], source: InputPart, reading: ReadingOptions
 ) -> Iterator[Block]:
     """Blocks of a file that isn't a table of its own kind."""
     try:
@@ -350,7 +350,7 @@ def _line_end(piece: bytes) -> int:
     return cr if cr and cr + 1 != end else end
 
 
-def _lines(pieces: Iterator[bytes], source: InputPart, reading: Reading) -> Iterator[Block]:
+def _lines(pieces: Iterator[bytes], source: InputPart, reading: ReadingOptions) -> Iterator[Block]:
     mark = b"" if source.start else BOM
     for lines in _whole_lines(pieces, reading.largest):
         if lines and isinstance(lines, bytes):
@@ -374,7 +374,9 @@ def _few(lines: bytes) -> Iterator[bytes]:
     return (lines[at : at + size] for at in range(0, len(lines), size))
 
 
-def _content(file: io.BufferedReader, source: InputPart, reading: Reading) -> Iterator[Block]:
+def _content(
+    file: io.BufferedReader, source: InputPart, reading: ReadingOptions
+) -> Iterator[Block]:
     """Lines of an unpacked file, rows of a table, or of plain text paragraphs or all of it."""
     plain, table = source.format == "txt", source.format == "csv"
     if plain and len(reading.keys) > 1:
@@ -390,7 +392,7 @@ def _content(file: io.BufferedReader, source: InputPart, reading: Reading) -> It
     return _gathered(rows, reading.encoding)
 
 
-def _decoded(file: IO[bytes], reading: Reading, newline: str | None) -> IO[str]:
+def _decoded(file: IO[bytes], reading: ReadingOptions, newline: str | None) -> IO[str]:
     """The file as text; a byte that isn't of the encoding stays to be found in its record."""
     encoding = "utf-8-sig" if _is_utf8(reading) else reading.encoding
     return io.TextIOWrapper(file, encoding, errors="surrogateescape", newline=newline)

@@ -58,10 +58,10 @@ def tokenized(
     install()
     from launcher.tools.data import workers
     from launcher.tools.data.prepared import prepared
-    from launcher.tools.data.sources import Reading
+    from launcher.tools.data.sources import ReadingOptions
 
     chosen = chosen_by(data, release())
-    reading = Reading(keys=(data.text_key or "text",))
+    reading = ReadingOptions(keys=(data.text_key or "text",))
     found = prepared(data.text, cache / "data", reading, chosen, workers.usual())
     size = _vocabulary(data, origin, found)
     given = {"path": str(found.prefix), "text": None, "text_key": None, "vocab_size": size}

@@ -22,7 +22,7 @@ from launcher.tools.data import ledger, records, sources, tokenizers
 from launcher.tools.data.faults import DataError, RecordRefusal
 from launcher.tools.data.ledger import JobState, Ledger, Leniency, Report
 from launcher.tools.data.records import Block
-from launcher.tools.data.sources import Position, Reading
+from launcher.tools.data.sources import Position, ReadingOptions
 from launcher.tools.data.tokenizers import Tokenizer, TokenizerChoice
 from launcher.tools.data.workers import Workers
 
@@ -41,7 +41,7 @@ class TokenizeJob:
 
     inputs: tuple[str, ...]
     prefix: Path
-    reading: Reading
+    reading: ReadingOptions
     tokenizer: TokenizerChoice
     append_eod: bool = False
     workers: int = 1

@@ -20,7 +20,7 @@ from launcher.tools.importing import shell
 from launcher.tools.importing.container_line import ContainerLine, parse_docker_run
 from launcher.tools.importing.sheet import NUMBER, Sheet, wrong, yaml_text
 from launcher.tools.importing.shell import HARMLESS, Script, Unfollowed
-from launcher.tools.importing.slurm_lines import Batch, parse_sbatch
+from launcher.tools.importing.slurm_lines import SbatchRequest, parse_sbatch
 from launcher.tools.importing.starts import (
     Start,
     choose_start,
@@ -157,7 +157,7 @@ def _set_program(sheet: Sheet, start: Start, around: ContainerLine) -> None:
     sheet.keys["program"] = yaml_text(own)
 
 
-def _set_processes(sheet: Sheet, start: Start, around: ContainerLine, asked: Batch) -> None:
+def _set_processes(sheet: Sheet, start: Start, around: ContainerLine, asked: SbatchRequest) -> None:
     """gpus, nodes and max_restarts, by what torchrun is told, or srun by the #SBATCH lines."""
     given: dict[str, Word] = {}
     if start.torchrun is None and any(word.text == "srun" for word in start.before):
@@ -187,7 +187,7 @@ def _set_processes(sheet: Sheet, start: Start, around: ContainerLine, asked: Bat
     _set_nodes(sheet, given, asked)
 
 
-def _set_slurm(sheet: Sheet, asked: Batch) -> None:
+def _set_slurm(sheet: Sheet, asked: SbatchRequest) -> None:
     """The section slurm, by the #SBATCH lines."""
     for key, word in asked.keys.items():
         text = yaml_text(word.text) if word.text else "true"
@@ -205,7 +205,7 @@ def _tell_difference(sheet: Sheet, asked: Word, what: str, key: str, count: int)
         sheet.tell(asked.line, told)
 
 
-def _set_nodes(sheet: Sheet, given: dict[str, Word], asked: Batch) -> None:
+def _set_nodes(sheet: Sheet, given: dict[str, Word], asked: SbatchRequest) -> None:
     count = _whole(sheet, given.get("nnodes"), "nodes", 1)
     if asked.nodes:
         _tell_difference(sheet, asked.nodes, "nodes", "nodes.count", count)

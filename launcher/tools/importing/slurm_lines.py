@@ -39,7 +39,7 @@ VARIABLES = {
 
 
 @dataclass
-class Batch:
+class SbatchRequest:
     """How many of each the #SBATCH lines ask for; None for what none of them names.
 
     `keys` are for the section slurm of a run file.
@@ -53,9 +53,9 @@ class Batch:
     left: list[Unfollowed] = field(default_factory=list)
 
 
-def parse_sbatch(text: str) -> Batch:
+def parse_sbatch(text: str) -> SbatchRequest:
     """What the #SBATCH lines of the script `text` ask for; the last of several counts."""
-    counts, asked = dict[str, Word](), Batch()
+    counts, asked = dict[str, Word](), SbatchRequest()
     for line, told, name, value in _options(text):
         if name in KEYS:
             asked.keys[name] = Word(value, line)

@@ -46,7 +46,7 @@ LOOK_EVERY = 10
 
 
 @dataclass(frozen=True)
-class Options:
+class TrialOptions:
     """How cells are tried: with which images, on which GPUs, how far, and within what limits.
 
     base, builder: in place of the rows' own; {tag} in them is the row's tag
@@ -89,7 +89,7 @@ class Series:
     site: Settings
     matrix: Matrix
     lock: Lock
-    options: Options
+    options: TrialOptions
     folder: Path
     say: Callable[[str], None]
     again: bool = False

@@ -18,7 +18,7 @@ from launcher.runs.follow import ask
 from launcher.runs.follow.assemble import bare_plan
 from launcher.runs.plan.job import Backend
 from launcher.runs.records import metrics, record
-from launcher.runs.records.failures import Sign, explain
+from launcher.runs.records.failures import FailureSign, explain
 from launcher.runs.runfile.config import RunConfig
 from launcher.tools.tuning.search import Measurement, as_line, of_lines
 from launcher.tools.tuning.settings import Changes, Setting
@@ -213,7 +213,7 @@ def _lines(process: subprocess.Popen[str]) -> Iterator[str]:
     return iter(process.stdout.readline, "")
 
 
-def _cause(sign: Sign) -> str:
+def _cause(sign: FailureSign) -> str:
     """A known failure, with the line that shows it where the name doesn't say it all."""
     name = sign.failure.name
     if sign.said is None or name.startswith(("GPU memory", PORT)):

@@ -150,7 +150,11 @@ def _how(config: RunConfig, where: Layout, options: object) -> str:
 
 
 def _bytes_sent(
-    size: model.Shape, needed: memory.MemoryEstimate, where: Layout, sequences: int, options: object
+    size: model.ModelShape,
+    needed: memory.MemoryEstimate,
+    where: Layout,
+    sequences: int,
+    options: object,
 ) -> float:
     """Bytes that a GPU sends in a step: rings send 2·(n - 1)/n of what they sum over n.
 

@@ -127,7 +127,7 @@ def drive(command: list[str], progress: Progress, no_cache: bool = True) -> str:
         context.write(b"the context")
         context.seek(0)
         args = {"BASE_IMAGE": "base", "SOURCE_DATE_EPOCH": "1700000000"}
-        wanted = builders.Build(context, args, {"a": "b c"}, no_cache)
+        wanted = builders.ImageBuild(context, args, {"a": "b c"}, no_cache)
         return builders.podman(command, {}, wanted, progress)
 
 
@@ -204,7 +204,7 @@ def test_an_image_is_what_the_engine_knows_it_by(
     monkeypatch.setattr(builders, "settle", lambda client, image, base, epoch: image)
     args = {"BASE_IMAGE": "base", "SOURCE_DATE_EPOCH": "1700000000"}
     with tempfile.TemporaryFile() as context:
-        wanted = builders.Build(context, args, {})
+        wanted = builders.ImageBuild(context, args, {})
         if found:
             assert builders.build(cast(Any, None), wanted, Progress(io.StringIO())) == found
         else:

@@ -27,9 +27,9 @@ from launcher.images.builder import beside
 from launcher.images.builder.image import OCI, BuiltImage
 from launcher.images.carry import again, compare
 from launcher.images.carry.again import (
-    Claims,
     Comparison,
     Departures,
+    RebuildClaims,
     RebuildSubject,
     Verification,
     claims,
@@ -181,7 +181,7 @@ def test_claims_are_what_the_builders_allow(
 
 def test_on_another_base_as_many_layers_are_compared_as_are_added() -> None:
     image = replace(built(), layers=("o1", "o2", "o3", "m1"))
-    pair = Comparison(image, built(), BASE, Claims(), (None, None), None, print)  # type: ignore[arg-type]
+    pair = Comparison(image, built(), BASE, RebuildClaims(), (None, None), None, print)  # type: ignore[arg-type]
     assert pair._added() == (("m1",), ("m1",))
     changed = replace(pair, image=replace(image, layers=(*BASE.layers, "m1", "extra")))
     assert changed._added() == (("m1", "extra"), ("m1",))
@@ -205,7 +205,7 @@ def test_diffoscope_is_used_where_it_is_installed_and_takes_long_only_where_aske
     monkeypatch.setattr(again, "copy_out", lambda *_: False)
     lines: list[str] = []
     out = Progress(io.StringIO())
-    pair = Comparison(built(), built(), BASE, Claims(), (None, None), out, lines.append)  # type: ignore[arg-type]
+    pair = Comparison(built(), built(), BASE, RebuildClaims(), (None, None), out, lines.append)  # type: ignore[arg-type]
     pair._look_inside([Difference("/a", None, None)], within)
     assert lines == [said]
 

@@ -24,7 +24,7 @@ from launcher.images.carry.load import LoadedImage, load, put_beside
 from launcher.images.carry.remote import OtherImageError
 from launcher.images.carry.save import save
 from launcher.images.oci import layout
-from launcher.images.oci.layout import Base, Listing
+from launcher.images.oci.layout import BaseImage, Listing
 from tests.images.builder.made import IMAGE, WHEEL, made
 
 from .conftest import BASE_LAYERS, FORMS, OWN_LAYERS, Engine, filled
@@ -85,7 +85,7 @@ def test_one_without_what_its_row_shares_is_loaded_beside_another_of_the_row(
     engine = filled()
     image = images.find(engine, "megatron:24.10")
     id = f"sha256:{'1' * 64}" if by_manifest else image.id
-    shared = Base(name=image.names[0], id=id, digests=(), layers=image.layers[:-1])
+    shared = BaseImage(name=image.names[0], id=id, digests=(), layers=image.layers[:-1])
     save(engine, image, tmp_path, QUIET, shared)
     there = Engine()
     with pytest.raises(EngineError, match="shares with other images of its row") as caught:

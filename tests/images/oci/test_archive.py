@@ -30,7 +30,7 @@ from launcher.images.carry.save import INCOMING, write_blob
 from launcher.images.engine.private.base import write_image
 from launcher.images.oci import archive, layout, packed, settle
 from launcher.images.oci.blocks import ChunkStream, read_small
-from launcher.images.oci.layout import Base, Blob, LayoutFile, Listing
+from launcher.images.oci.layout import BaseImage, Blob, LayoutFile, Listing
 
 LABELS = {"b": "2", "a": "1"}
 
@@ -120,7 +120,7 @@ LISTING = Listing(
     names=("megatron:24.10",),
     image=f"sha256:{A}",
     manifest=f"sha256:{B}",
-    base=Base(name="base:1", id=f"sha256:{C}", digests=(), layers=(f"sha256:{C}",)),
+    base=BaseImage(name="base:1", id=f"sha256:{C}", digests=(), layers=(f"sha256:{C}",)),
     files=(
         LayoutFile(path=f"blobs/sha256/{A}", size=1, sha256=A),
         LayoutFile(path=f"blobs/sha256/{B}", size=1, sha256=B),

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from launcher.base.errors import UsageError
 from launcher.runs.plan import layout
-from launcher.runs.plan.model import Shape, shape
+from launcher.runs.plan.model import ModelShape, shape
 from launcher.runs.runfile.config import Image, Model, Nodes, Parallel, RunConfig, Training
 from launcher.runs.runfile.source import Origin
 
@@ -23,9 +23,11 @@ SMALL: dict[str, Any] = {
 THEIRS = SMALL | {"tokenizer_type": "GPT2BPETokenizer"}
 
 
-def gpt(layers: int, hidden: int, heads: int, sequence: int, vocabulary: int, **more: Any) -> Shape:
+def gpt(
+    layers: int, hidden: int, heads: int, sequence: int, vocabulary: int, **more: Any
+) -> ModelShape:
     sizes = {"ffn": 4 * hidden, "groups": heads, "head": hidden // heads, "positions": sequence}
-    return Shape(
+    return ModelShape(
         layers=layers, hidden=hidden, heads=heads, sequence=sequence, vocabulary=vocabulary,
         **{**sizes, **more},
     )  # fmt: skip
@@ -45,7 +47,7 @@ LLAMA = {"positions": 0, "gated": True, "bias": False, "norm_bias": False, "tied
     ],
     ids=["gpt2", "gpt2-xl", "llama-2-7b", "llama-2-70b"],
 )
-def test_models_have_their_published_parameters(size: Shape, parameters: int) -> None:
+def test_models_have_their_published_parameters(size: ModelShape, parameters: int) -> None:
     assert size.parameters == parameters
 
 
@@ -66,13 +68,13 @@ def test_tensor_parallel_shares_sum_to_the_layer_and_its_whole_parts(tensor: int
     assert tensor * size.layer(tensor) == size.layer() + (tensor - 1) * whole
 
 
-def paper(size: Shape, batch: int) -> float:
+def paper(size: ModelShape, batch: int) -> float:
     """96·B·s·l·h²·(1 + s/(6h) + V/(16·l·h)), as the paper prints it: with recomputation."""
     b, s, l, h, v = batch, size.sequence, size.layers, size.hidden, size.vocabulary  # noqa: E741
     return 96 * b * s * l * h**2 * (1 + s / (6 * h) + v / (16 * l * h))
 
 
-def recomputed(size: Shape, batch: int) -> float:
+def recomputed(size: ModelShape, batch: int) -> float:
     """The forward pass of the layers, 24·B·s·l·h² + 4·B·s²·l·h, that recomputation repeats."""
     b, s, l, h = batch, size.sequence, size.layers, size.hidden  # noqa: E741
     return 24 * b * s * l * h**2 + 4 * b * s**2 * l * h

@@ -24,7 +24,7 @@ REAL: dict[str, list[str]] = yaml.safe_load(Path(__file__).with_name("said.yaml"
 """What is really written, by the name of the known failure."""
 
 
-def named(tail: str, cause: EndCause = EndCause.ITSELF) -> list[failures.Sign]:
+def named(tail: str, cause: EndCause = EndCause.ITSELF) -> list[failures.FailureSign]:
     return failures.explain([tail.encode(errors="replace")], cause).signs
 
 

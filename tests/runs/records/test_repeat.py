@@ -154,7 +154,7 @@ def lost(run: str) -> Any:
     return SimpleNamespace(run=run, ended=ended)
 
 
-def known() -> list[runs.Run]:
+def known() -> list[runs.RunSummary]:
     return runs.known([job(IDS[0]), job(IDS[3], ExitStatus(0)), lost(IDS[3])])
 
 

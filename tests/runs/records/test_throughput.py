@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from launcher.runs.plan.model import Shape
+from launcher.runs.plan.model import ModelShape
 from launcher.runs.records.throughput import StepWork, peak, rates, step_of
 from tests.plans import Planner
 
 GPT2 = StepWork(
-    Shape(
+    ModelShape(
         layers=12, hidden=768, ffn=3072, heads=12, groups=12, head=64, sequence=512,
         vocabulary=50304,
     ),

@@ -26,7 +26,7 @@ from launcher.tools.data.convert import convert
 from launcher.tools.data.faults import DataError, excerpt
 from launcher.tools.data.ledger import JobState, Leniency
 from launcher.tools.data.records import Block, documents
-from launcher.tools.data.sources import Reading
+from launcher.tools.data.sources import ReadingOptions
 from tests.tools.data.conftest import documents as documents_of
 from tests.tools.data.conftest import write_jsonl
 
@@ -145,7 +145,7 @@ SKIP = Leniency(skip=True)
 
 
 def run(*inputs: Path, to: Path, leniency: Leniency = SKIP) -> JobState:
-    return convert([*map(str, inputs)], to, Reading(), leniency, lambda done: None)
+    return convert([*map(str, inputs)], to, ReadingOptions(), leniency, lambda done: None)
 
 
 def test_an_output_is_no_input(tmp_path: Path) -> None:
@@ -184,7 +184,7 @@ def test_a_shards_bad_records_have_the_files_lines(tmp_path: Path) -> None:
     """By what ends them in text files, CR too."""
     source = tmp_path / "a.jsonl"
     source.write_bytes(b"".join(b"{%d\r\r\n" % number for number in range(100)))
-    reading = Reading(shard=(1, 2))
+    reading = ReadingOptions(shard=(1, 2))
     convert([str(source)], tmp_path / "out", reading, SKIP, lambda done: None)
     listed = (tmp_path / "out.rejects.jsonl").read_text().splitlines()
     found = [json.loads(line) for line in listed]

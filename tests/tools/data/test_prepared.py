@@ -13,7 +13,7 @@ from launcher.base.errors import UsageError
 from launcher.tools.data.faults import DataError
 from launcher.tools.data.ledger import JobState
 from launcher.tools.data.prepared import prepared
-from launcher.tools.data.sources import Reading
+from launcher.tools.data.sources import ReadingOptions
 from launcher.tools.data.tokenizers import TokenizerChoice
 from tests.tools.data.conftest import documents
 
@@ -28,7 +28,7 @@ class Jobs:
         self.done: list[JobState] = []
 
     def prepare(self, *texts: Path, **how: object) -> Path:
-        reading = Reading(**how)
+        reading = ReadingOptions(**how)
         found = prepared([*map(str, texts)], self.folder, reading, TokenizerChoice(), workers=1)
         done = found.make(lambda _: None)
         self.done += [done] if done else []
@@ -86,7 +86,7 @@ def test_a_pipe_and_a_text_without_documents_are_refused(jobs: Jobs, tmp_path: P
 
 
 def test_a_text_that_changes_meanwhile_is_not_kept(jobs: Jobs, text: Path) -> None:
-    found = prepared([str(text)], jobs.folder, Reading(), TokenizerChoice(), workers=1)
+    found = prepared([str(text)], jobs.folder, ReadingOptions(), TokenizerChoice(), workers=1)
 
     def change(done: JobState) -> None:
         text.write_text("Hello\n")
@@ -107,7 +107,7 @@ def test_a_bad_record_is_left_out_by_another_command(jobs: Jobs, tmp_path: Path)
 
 def test_a_file_that_comes_later_is_not_read(jobs: Jobs, text: Path) -> None:
     found = prepared(
-        [str(text.with_name("*.txt"))], jobs.folder, Reading(), TokenizerChoice(), workers=1
+        [str(text.with_name("*.txt"))], jobs.folder, ReadingOptions(), TokenizerChoice(), workers=1
     )
     text.with_name("later.txt").write_text("Hello\n")
     found.make(lambda _: None)
@@ -117,7 +117,7 @@ def test_a_file_that_comes_later_is_not_read(jobs: Jobs, text: Path) -> None:
 def test_another_launcher_that_tokenizes_it_is_waited_for(
     jobs: Jobs, text: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found = prepared([str(text)], jobs.folder, Reading(), TokenizerChoice(), workers=1)
+    found = prepared([str(text)], jobs.folder, ReadingOptions(), TokenizerChoice(), workers=1)
     second: list[JobState | None] = []
     waiting = threading.Thread(target=lambda: second.append(found.make(lambda _: None)))
 

@@ -28,7 +28,7 @@ from launcher.base.errors import UsageError
 from launcher.base.zstd import zstd
 from launcher.tools.data import records, sources, tables
 from launcher.tools.data.faults import DataError
-from launcher.tools.data.sources import Reading
+from launcher.tools.data.sources import ReadingOptions
 
 ENDS = st.sampled_from([b"\n", b"\r\n", b"\r"])
 TEXTS = ["first, with a comma", 'second "quoted"\nof two lines', "", "第三 ", "x" * 5000]
@@ -36,7 +36,7 @@ TEXTS = ["first, with a comma", 'second "quoted"\nof two lines', "", "第三 ", 
 
 def read(*inputs: Path | str, **how: object) -> list[list[str]]:
     """Each document's texts of the keys."""
-    reading = Reading(**how)
+    reading = ReadingOptions(**how)
     found: list[list[str]] = []
     for _, block in sources.blocks(sources.sources([*map(str, inputs)], reading), reading):
         read = records.documents(block, reading.keys, limit=1)
@@ -48,7 +48,7 @@ def read(*inputs: Path | str, **how: object) -> list[list[str]]:
 
 def faults(path: Path, **how: object) -> list[tuple[int, str]]:
     """Where and why there are no documents."""
-    reading = Reading(**how)
+    reading = ReadingOptions(**how)
     found, before = [], 1
     for _, block in sources.blocks(sources.sources([str(path)], reading), reading):
         read = records.documents(block, reading.keys, limit=None)
@@ -152,7 +152,9 @@ def test_csv_of_another_encoding_and_delimiter(tmp_path: Path) -> None:
 def test_bad_rows_of_csv_have_their_lines(tmp_path: Path) -> None:
     path = tmp_path / "in.csv"
     path.write_text('text,id\na,1\n"b\nc"\nd,2\n')
-    (_, block) = next(sources.blocks(sources.sources([str(path)], Reading()), Reading()))
+    (_, block) = next(
+        sources.blocks(sources.sources([str(path)], ReadingOptions()), ReadingOptions())
+    )
     (fault,) = records.documents(block, ("text",), limit=None).faults
     assert fault.excerpt == '"b\nc"\n'
     path.write_text('text\na\n"b\nc\nd\n')
@@ -217,12 +219,14 @@ def test_long_rows_of_parquet_are_fewer_at_a_time(tmp_path: Path) -> None:
     texts = [f"{number} {number * 7919:x}" * 15_000 for number in range(40)] + ["a"] * 600
     table = pyarrow.table({"text": texts, "id": [str(n) for n in range(len(texts))]})
     pyarrow.parquet.write_table(table, path, row_group_size=40, use_dictionary=False)
-    found = sources.blocks(sources.sources([str(path)], Reading()), Reading())
+    found = sources.blocks(sources.sources([str(path)], ReadingOptions()), ReadingOptions())
     blocks = [[row[0] for row in block.rows] for _, block in found]
     assert [*chain(*blocks)] == texts
     assert max(sum(map(len, block)) for block in blocks) < 2 * tables.BYTES
     assert max(map(len, blocks)) == 40
-    found = sources.blocks(sources.sources([str(path)], Reading()), Reading(keys=("id",)))
+    found = sources.blocks(
+        sources.sources([str(path)], ReadingOptions()), ReadingOptions(keys=("id",))
+    )
     assert len([*found]) == 16
     pyarrow.parquet.write_table(table.slice(0, 0), path)
     assert read(path) == []
@@ -360,7 +364,7 @@ def test_a_block_of_short_lines_has_few_of_them(
     monkeypatch.setattr(sources, "RECORDS", 100)
     path = tmp_path / "in.jsonl"
     path.write_bytes(b"".join([b"x" * (number % 5) + end for number in range(5000)]))
-    found = sources.blocks(sources.sources([str(path)], Reading()), Reading())
+    found = sources.blocks(sources.sources([str(path)], ReadingOptions()), ReadingOptions())
     lines = [records.split(block.lines) for _, block in found]
     assert max(map(len, lines)) < 200
     assert [len(line) for line in chain(*lines)] == [number % 5 for number in range(5000)]
@@ -390,7 +394,7 @@ def _check_lines(path: Path, parts: int) -> int:
     """The lines of all shards, each of which knows its first one's number, and its size."""
     found = 0
     for part in range(parts):
-        reading = Reading(shard=(part, parts))
+        reading = ReadingOptions(shard=(part, parts))
         for source in sources.sources([str(path)], reading):
             begun, size = found, 0
             for place, block in sources.blocks([source], reading):
@@ -438,7 +442,7 @@ def test_the_limit_of_a_line_is_exact(
 
 def lengths(path: Path, end: bytes, part: int, parts: int) -> list[int]:
     """Of each line with its end; -1 of one that is too long."""
-    reading = Reading(shard=(part, parts), largest=100)
+    reading = ReadingOptions(shard=(part, parts), largest=100)
     found = []
     for _, block in sources.blocks(sources.sources([str(path)], reading), reading):
         read = records.documents(block, reading.keys, limit=None)

@@ -28,7 +28,7 @@ from launcher.tools.data import sources, tokenize
 from launcher.tools.data.convert import convert
 from launcher.tools.data.faults import DataError
 from launcher.tools.data.ledger import JobState, Leniency
-from launcher.tools.data.sources import Reading
+from launcher.tools.data.sources import ReadingOptions
 from launcher.tools.data.tokenize import TokenizeJob
 from launcher.tools.data.tokenizers import Tokenizer, TokenizerChoice
 from tests.tools.data.conftest import documents, write_jsonl
@@ -42,7 +42,7 @@ pytestmark = pytest.mark.usefixtures("loaded")
 def job(
     *inputs: Path | str, to: Path, keys: Sequence[str] = ("text",), **more: object
 ) -> TokenizeJob:
-    reading = Reading(keys=tuple(keys), **more.pop("reading", {}))
+    reading = ReadingOptions(keys=tuple(keys), **more.pop("reading", {}))
     return TokenizeJob(
         tuple(map(str, inputs)), to, reading, TokenizerChoice(), append_eod=True, **more
     )

@@ -29,7 +29,7 @@ from launcher.tools.data import tokenize, tokenizers, vocabulary
 from launcher.tools.data.faults import DataError
 from launcher.tools.data.ledger import Leniency
 from launcher.tools.data.prepared import prepared
-from launcher.tools.data.sources import Reading
+from launcher.tools.data.sources import ReadingOptions
 from launcher.tools.data.tokenize import TokenizeJob
 from launcher.tools.data.tokenizers import Tokenizer, TokenizerChoice
 from tests.tools.data import upstream
@@ -339,7 +339,7 @@ def huggingface_of(folder: Path, words: dict[str, int], unknown: str = "Hello") 
 def job_of(path: Path, text: str, chosen: TokenizerChoice, **reading: Any) -> TokenizeJob:
     """A job with one input."""
     path.write_text(text)
-    return TokenizeJob((str(path),), path.with_name("out"), Reading(**reading), chosen)
+    return TokenizeJob((str(path),), path.with_name("out"), ReadingOptions(**reading), chosen)
 
 
 def test_a_text_that_the_tokenizer_fails_at_is_a_bad_record(
@@ -396,7 +396,7 @@ def test_another_end_of_a_document_is_another_prepared_text(tmp_path: Path) -> N
     found = []
     for end in ("<a>", "<b>"):
         (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": end}))
-        made = prepared([str(tmp_path / "in.txt")], tmp_path / "cache", Reading(), chosen, 1)
+        made = prepared([str(tmp_path / "in.txt")], tmp_path / "cache", ReadingOptions(), chosen, 1)
         made.make(lambda done: None)
         found.append(documents(made.prefix))
     assert found == [[[[0, 1]]], [[[0, 2]]]]
@@ -413,7 +413,7 @@ def test_upstream_writes_the_same_bytes(tmp_path: Path, models: Path, kind: str)
     upstream.tokenize(checkout, source, tmp_path / "theirs", model)
     chosen = TokenizerChoice(kind, model=model, megatron=own_version(checkout))
     tokenize.run(
-        TokenizeJob((str(source),), tmp_path / "ours", Reading(), chosen, append_eod=True),
+        TokenizeJob((str(source),), tmp_path / "ours", ReadingOptions(), chosen, append_eod=True),
         lambda done: None,
     )
     for suffix in (".bin", ".idx"):

@@ -27,7 +27,7 @@ from launcher.cli import main
 from launcher.images.engine import connect
 from launcher.tools.trials import cell, inside, report, series
 from launcher.tools.trials.result import Cell, CellResult
-from launcher.tools.trials.series import Options
+from launcher.tools.trials.series import TrialOptions
 from tests.tools.trials.samples import RESULTS, result
 
 TEXT = Path(inside.__file__).read_text(encoding="utf-8")
@@ -199,7 +199,7 @@ def test_what_system_or_engine_refuse_is_told(
 
     monkeypatch.setattr(connect, "connect", refuse)
     said: list[Mapping[str, Any]] = []
-    found = cell.examine(Options().asked(Cell("24.10", "0.9.0")), said.append)
+    found = cell.examine(TrialOptions().asked(Cell("24.10", "0.9.0")), said.append)
     assert found == {"verdict": "fails", "stage": "pull", "reason": reason, "tail": tail}
 
 

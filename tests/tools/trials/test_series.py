@@ -31,7 +31,7 @@ from launcher.images.matrix.schema import Lock, Matrix
 from launcher.tools.trials import series
 from launcher.tools.trials.cell import REPOSITORY
 from launcher.tools.trials.result import Cell, CellResult
-from launcher.tools.trials.series import Options, Series
+from launcher.tools.trials.series import Series, TrialOptions
 from tests.e2e.command import launcher
 
 MATRIX, LOCK = load_matrix(), load_lock()
@@ -91,7 +91,7 @@ def in_full(name: str) -> str:
 
 
 def a_series(site: Settings, folder: Path, engine: object = None, **changed: Any) -> Series:
-    given = {"matrix": MATRIX, "lock": LOCK, "options": Options(), "say": lambda line: None}
+    given = {"matrix": MATRIX, "lock": LOCK, "options": TrialOptions(), "say": lambda line: None}
     client = cast("DockerClient", engine)
     return Series(lambda: client, site=site, folder=folder, **given | changed)
 
@@ -193,7 +193,7 @@ def test_a_checkout_that_is_edited_meanwhile_gives_its_result_to_no_other(
     (checkout / "megatron/core").mkdir(parents=True)
     version = "MAJOR = 0\nMINOR = 9\nPATCH = 0\nPRE_RELEASE = ''\n"
     (checkout / "megatron/core/package_info.py").write_text(version)
-    tried = a_series(site, folder, Engine({}), options=Options(checkout=checkout))
+    tried = a_series(site, folder, Engine({}), options=TrialOptions(checkout=checkout))
     key = tried.key(CELL)
     trying((checkout / "megatron/core/new.py").touch)
     assert [one.key for one in tried.run([CELL])] == [key]
@@ -278,7 +278,7 @@ def test_what_the_lock_lacks_is_told_before_the_first_cell(
 def over(
     site: Settings, folder: Path, engine: Engine, disk: int, say: Callable[[str], object] = print
 ) -> Callable[[], str]:
-    options = Options(disk=disk)
+    options = TrialOptions(disk=disk)
     return a_series(site, folder, engine, options=options, say=say)._over(CELL)
 
 
@@ -390,7 +390,7 @@ def test_what_was_tried_elsewhere_with_the_same_is_taken_and_nothing_else_is(
     for one in (*found, replace(found[0], tag="24.09", key="old")):
         (tmp_path / f"{one.tag}-{one.megatron}.json").write_text(json.dumps(asdict(one)))
     assert [*a_series(site, tmp_path).kept(cells)] == found
-    assert [*a_series(site, tmp_path, options=Options(gpus="all")).kept(cells)] == []
+    assert [*a_series(site, tmp_path, options=TrialOptions(gpus="all")).kept(cells)] == []
 
 
 @pytest.mark.parametrize(
@@ -434,7 +434,7 @@ def silent() -> Iterator[str]:
 
 
 def test_a_cell_ends_with_the_series_that_started_it(silent: str) -> None:
-    asked = json.dumps(Options().asked(CELL))
+    asked = json.dumps(TrialOptions().asked(CELL))
     environment = os.environ | {"DOCKER_HOST": silent, "PYTHONPATH": str(ROOT)}
     with subprocess.Popen(
         [sys.executable, "-c", STARTER, asked], env=environment, stdout=subprocess.PIPE, text=True
