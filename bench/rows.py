@@ -38,7 +38,9 @@ def figures(client: DockerClient, site: Settings, base: str, builder: str) -> li
     """Stand-ins for the NGC bases: the same rows with the stand-in's Python, from an sdist."""
     tags = load_matrix().usual
     with tempfile.TemporaryDirectory() as folder:
-        site = Settings(site.cache, _matrix(Path(folder), client, tags, base), "", "", site.runs)
+        site = Settings(
+            site.cache, _matrix(Path(folder), client, tags, base), "", "", site.runs, site.extras
+        )
         cold, all_nine, again, compilations, images = _build(client, site, tags, builder)
     for found in client.images.list(NAME):
         client.images.remove(found.id, force=True)

@@ -57,9 +57,8 @@ def site() -> Settings:
 @pytest.fixture
 def empty_site(tmp_path: Path) -> Settings:
     """Settings with a cache of their own and no index beside the user's."""
-    return Settings(
-        tmp_path / "cache", ROOT / "matrix.yaml", "", "https://github.com/", tmp_path / "runs"
-    )
+    own = [tmp_path / name for name in ("runs", "extras")]
+    return Settings(tmp_path / "cache", ROOT / "matrix.yaml", "", "https://github.com/", *own)
 
 
 @pytest.fixture(scope="session")

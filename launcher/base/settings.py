@@ -38,6 +38,7 @@ class Settings:
     torch_index: asked for what the user's own pip configuration doesn't have, which is the CPU
         build of PyTorch (LAUNCHER_TORCH_INDEX; empty to ask no other index)
     runs: a folder for each run's record (LAUNCHER_RUNS)
+    extras: what images were given beside Megatron, as resolved at a first build (LAUNCHER_EXTRAS)
     git_mirror: put in place of `https://github.com/` in a source's URL (LAUNCHER_GIT_MIRROR)
     index_url: pip's index (PIP_INDEX_URL); empty for what pip's own configuration says
     image_mirrors: the beginning of an image's reference to what is put in its place
@@ -51,6 +52,7 @@ class Settings:
     torch_index: str
     git_mirror: str
     runs: Path
+    extras: Path
     index_url: str = ""
     image_mirrors: Mapping[str, str] = field(default_factory=dict)
     answer_within: float = ANSWER_WITHIN
@@ -117,6 +119,7 @@ def settings() -> Settings:
             text("LAUNCHER_GIT_MIRROR", "git_mirror", GITHUB, names.git_mirror) or GITHUB
         ),
         runs=own_folder("LAUNCHER_RUNS", "runs", state / "megatron-launchpad/runs"),
+        extras=own_folder("LAUNCHER_EXTRAS", "extras", state / "megatron-launchpad/extras"),
         index_url=text("PIP_INDEX_URL", "index_url", "", names.index),
         image_mirrors=file.get("image_mirrors", {}) if mirrors is None else _pairs(mirrors),
         answer_within=_seconds(within) if within else file.get("answer_within", ANSWER_WITHIN),
@@ -188,7 +191,7 @@ def _read(path: Path, changed: int) -> Mapping[str, Any]:
     folder = text(names.matching(r"[^\0-\x1f\x7f]+", "a path"))
     repository = Annotated[str, Field(min_length=1), AfterValidator(_repository)]
     keys: dict[str, Any] = {
-        **dict.fromkeys(("cache", "matrix", "runs"), folder),
+        **dict.fromkeys(("cache", "matrix", "runs", "extras"), folder),
         "torch_index": text(names.index, least=0),
         "git_mirror": text(names.git_mirror),
         "index_url": text(names.index),
@@ -203,7 +206,8 @@ def _read(path: Path, changed: int) -> Mapping[str, Any]:
     found = yamlfile.validate(root, model, str(path), _is_secret)
     read: dict[str, Any] = found.model_dump(exclude_none=True)
     beside = {
-        key: path.parent / expanded(read[key]) for key in read.keys() & {"cache", "matrix", "runs"}
+        key: path.parent / expanded(read[key])
+        for key in read.keys() & {"cache", "matrix", "runs", "extras"}
     }
     return read | beside
 

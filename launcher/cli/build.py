@@ -15,6 +15,7 @@ from launcher.cli.command import (
     ALL,
     BASES,
     BUILDER,
+    EXTRAS,
     MEGATRON,
     SOURCE,
     TAGS,
@@ -56,6 +57,7 @@ exit codes:
         "LIST",
     ),
     argument("--jobs", "compilers at a time, of such a row (4)", "N", type=int),
+    EXTRAS,
     flag("--no-cache", "build again, use no cached layer"),
 )
 def build(args: Namespace) -> int:
@@ -74,6 +76,7 @@ def build(args: Namespace) -> int:
         no_cache=args.no_cache,
         architectures=args.architectures,
         jobs=args.jobs,
+        extras=tuple((args.extras or "").split()),
     )
     builds = Builds(connect(timeout=600), settings(), Progress(), standin=True)
     built, failed = build_all(builds, requests)

@@ -131,6 +131,9 @@ RELEASES = argument(
     "--megatron", "not the rows' own; or all", "RELEASE", action="append", default=[]
 )
 SOURCE = argument("--source", "a Megatron-LM checkout", "PATH", type=checkout)
+EXTRAS = argument(
+    "--extras", 'packages and named sets of the matrix to add: "hf wandb peft<1"', "NAMES"
+)
 BUILDER = image("IMAGE", "in place of the image that compiles", "--builder")
 BASES = image(
     "IMAGE",

@@ -31,7 +31,7 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def with_mirrors(**mirrors: str) -> Settings:
-    return Settings(Path("c"), Path("m"), "", GITHUB, Path("r"), image_mirrors=mirrors)
+    return Settings(Path("c"), Path("m"), "", GITHUB, Path("r"), Path("x"), image_mirrors=mirrors)
 
 
 MIRRORS = with_mirrors(
@@ -111,6 +111,7 @@ def test_the_file_gives_every_setting_and_variables_win(
         "LAUNCHER_CACHE": "/cache",
         "LAUNCHER_MATRIX": "/m.yaml",
         "LAUNCHER_RUNS": "/other",
+        "LAUNCHER_EXTRAS": "/extras",
         "LAUNCHER_TORCH_INDEX": "https://torch.example",
         "LAUNCHER_GIT_MIRROR": "git@git.example:",
         "PIP_INDEX_URL": "https://pypi.example",
@@ -124,6 +125,7 @@ def test_the_file_gives_every_setting_and_variables_win(
         "https://torch.example",
         "git@git.example:",
         Path("/other"),
+        Path("/extras"),
         "https://pypi.example",
         {"docker.io": "hub.example", "quay.io": "mirror.example/quay"},
         2.5,

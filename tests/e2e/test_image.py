@@ -95,7 +95,10 @@ def test_nine_rows_on_nine_bases_compile_once(
         {tag: {**change, "base": standin(engine, python_image, tag)} for tag in tags},
     )
     builds = Builds(
-        engine, Settings(site.cache, path, "", "", site.runs), Progress(), "launchpad-test-rows"
+        engine,
+        Settings(site.cache, path, "", "", site.runs, site.extras),
+        Progress(),
+        "launchpad-test-rows",
     )
     built = [builds.build(BuildRequest(tag, builder=bases.builder)) for tag in tags]
     assert len({one.id for one in built}) == len(tags) == 9

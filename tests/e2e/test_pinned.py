@@ -17,7 +17,7 @@ from launcher.base.screen import Progress
 from launcher.base.settings import ROOT, Settings
 from launcher.images.builder.image import REPOSITORY, BuildRequest, Builds
 from launcher.images.matrix.load import load_lock
-from launcher.images.matrix.schema import Lock, LockedImage, LockedPlatform
+from launcher.images.matrix.locked import Lock, LockedImage, LockedPlatform
 from launcher.images.oci import registry as registries
 from launcher.images.sources import lock
 from tests.e2e.command import built, launcher, refused
@@ -176,7 +176,9 @@ def at(
     """The row locked to the first image, the registry's tag on it, neither in the engine."""
     name, first, second = pushed
     matrix_of(tmp_path, f"{name}:1", bases.builder)
-    settings = Settings(site.cache, tmp_path / "matrix.yaml", "", "", site.runs)
+    settings = Settings(
+        site.cache, tmp_path / "matrix.yaml", "", "", site.runs, tmp_path / "extras"
+    )
     found = Site(engine, registry, tmp_path, name, bases.builder, settings, first, second)
     found.point(first)
     found.lock()

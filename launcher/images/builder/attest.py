@@ -30,13 +30,15 @@ BUILD_TYPE = f"{LAUNCHER}#docs/provenance.md"
 class ImageRecord:
     """An image, and all that its documents are written from; equal values give equal bytes.
 
-    name: megatron:24.10-0.9.0; id: sha256:…; wheel: name and sha256 of the wheel in it
+    name: megatron:24.10-0.9.0; id: sha256:…; wheel: name and sha256 of the wheel in it; of_base:
+    packages that Megatron needs and that the base has itself, so that they were left out
     """
 
     name: str
     id: str
     inputs: context.Inputs
     wheel: dict[str, str]
+    of_base: tuple[str, ...] = ()
 
 
 def provenance(made: ImageRecord) -> dict[str, Any]:
@@ -58,6 +60,7 @@ def provenance(made: ImageRecord) -> dict[str, Any]:
                     "source": source.kind,
                     "base": inputs.base.reference,
                     "builder": inputs.builder.reference,
+                    **({"extras": [*extras]} if (extras := inputs.recipe.extras.names) else {}),
                 },
                 "internalParameters": {
                     "key": inputs.key(),

@@ -43,6 +43,7 @@ class _Record(BaseModel):
     name: str = _at("wheel", "name")
     sha256: str = _at("wheel", "sha256")
     patches: dict[str, str]
+    of_base: dict[str, str] = {}
 
 
 class _Subject(BaseModel):

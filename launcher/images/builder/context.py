@@ -19,7 +19,7 @@ from launcher.images.sources.extensions import ExtensionSource
 from launcher.images.sources.pins import StartImage
 from launcher.images.sources.source import AS_COMMITTED, MegatronSource, git_environment, run_git
 
-EXAMPLE = "megatron_core_training_example.py"
+OWN = ("stage.py", "compilers.py", "megatron_core_training_example.py")
 AS_WRITTEN = [*AS_COMMITTED, "-c", "apply.whitespace=nowarn", "-c", "apply.ignoreWhitespace=no"]
 """Options that keep a user's settings from changing what a patch makes."""
 
@@ -90,7 +90,7 @@ def own_files() -> dict[str, Path]:
 
     What starts and watches a run isn't among them: each run brings it (launcher/runs/payload.py).
     """
-    return {name: Path(__file__).with_name(name) for name in ("stage.py", EXAMPLE)}
+    return {name: Path(__file__).with_name(name) for name in OWN}
 
 
 @cache

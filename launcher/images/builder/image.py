@@ -19,12 +19,13 @@ from launcher.base.screen import Progress
 from launcher.base.settings import Settings
 from launcher.images.builder import attest, beside, builders, context, verify
 from launcher.images.engine.acquire import STANDIN_NAME
+from launcher.images.matrix.extras import suffix
 from launcher.images.matrix.load import find_row, load_lock, load_matrix, patch_files
 from launcher.images.matrix.recipe import Recipe, recipe
 from launcher.images.matrix.render import dockerfile
 from launcher.images.matrix.schema import Row, caution, pinned_versions
 from launcher.images.oci.container import engine_errors, find_image, layers_of, tags_of
-from launcher.images.sources import extensions, fetch, pins
+from launcher.images.sources import extensions, extras, fetch, pins
 from launcher.images.sources import source as sources
 from launcher.images.sources.source import MegatronSource
 
@@ -43,7 +44,7 @@ class BuildRequest:
     megatron: another release than the row's; checkout: a Megatron-LM folder in place of the
     release's own source; base, builder: images in place of the row's, such as a mirror's;
     architectures, jobs: of a row with extensions, the GPUs they are compiled for (80 90), and how
-    many compilers run at a time.
+    many compilers run at a time; extras: packages and named sets beside the row's own.
     """
 
     tag: str
@@ -54,6 +55,7 @@ class BuildRequest:
     no_cache: bool = False
     architectures: str | None = None
     jobs: int | None = None
+    extras: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -92,8 +94,8 @@ class Builds:
         row, version = find_row(self.matrix, request.tag), request.megatron
         if request.checkout is not None:
             version = sources.release_of(request.checkout, self.matrix, version, row.megatron)
-        found = recipe(self.matrix, self.lock, request.tag, version, platform)
-        _architectures(request, row)
+        found = recipe(self.matrix, self.lock, request.tag, version, platform, request.extras)
+        _architectures(request, found)
         return found
 
     def build(self, request: BuildRequest) -> BuiltImage:
@@ -114,7 +116,8 @@ class Builds:
             if because := caution(row, inputs.recipe.named):
                 at = f"Megatron {inputs.recipe.release} on torch {row.torch}"
                 self.progress.note(f"{at}: {because}")
-            base = self._check_base(request, inputs)
+            base = self._look_into_base(request, inputs.recipe.row, inputs.base)
+            verify.check_base(base, row, request.base or row.base, inputs.base.standin)
             image = self._build(inputs, request, {**inputs.labels, f"{LABEL}key": key})
             try:
                 self._check(image, base, inputs)
@@ -132,24 +135,39 @@ class Builds:
 
     def _inputs(self, request: BuildRequest) -> context.Inputs:
         """Resolve a request to exact inputs: images, source, patches, pins, Dockerfile."""
-        asked = self.recipe(request)
-        at = self._source(request, asked)
-        row, root = asked.row, self.site.matrix.parent
+        at = self._source(request, self.recipe(request))
+        root = self.site.matrix.parent
         base, builder = self._start(request)
-        made = self.recipe(request, base.platform)
+        made = self._with_extras(request, self.recipe(request, base.platform), base)
         template = (root / "Dockerfile.template").read_text(encoding="utf-8")
         inputs = context.Inputs(
             recipe=made,
-            dockerfile=dockerfile(self.matrix, made.tag, template),
+            dockerfile=dockerfile(self.matrix, made.tag, template, request.extras),
             base=base,
             builder=builder,
             source=at,
             patches=tuple(patch_files(root, made.named)),
             interpreter=fetch.interpreter(made, self.site, self.progress),
             extensions=extensions.sources(made, self.site, self.progress),
-            architectures=_architectures(request, row),
+            architectures=_architectures(request, made),
         )
         return replace(inputs, labels=labels_of(inputs))
+
+    def _with_extras(self, request: BuildRequest, made: Recipe, base: pins.StartImage) -> Recipe:
+        """The recipe with its extras' pins: those of a lock that holds here, else resolved now."""
+        if not made.extras.packages:
+            return made
+        lock = extras.find_lock(made, self.matrix, self.site)
+        if lock is None or lock.base != base.digest:
+            seen = self._look_into_base(request, made.row, base)
+            ground = extras.ground(base.digest, seen.packages, seen.limits, seen.glibc, made)
+            if lock is None or not lock.holds_on(ground):
+                self.progress.step(f"resolve {' '.join(made.extras.names)}")
+                lock = extras.resolve_lock(made, self.matrix, ground, self.site)
+                self.progress.close()
+                at = extras.keep(lock, made, self.site)
+                self.progress.note(f"{made.tag}: the extras are locked in {at}")
+        return extras.with_lock(made, lock)
 
     def _start(self, request: BuildRequest) -> tuple[pins.StartImage, pins.StartImage]:
         """Base and builder of a request.
@@ -197,9 +215,10 @@ class Builds:
                 self.progress.note(f"{found.at}: {said}")
         return self._sources[kind, version]
 
-    def _check_base(self, request: BuildRequest, inputs: context.Inputs) -> verify.BuildFacts:
-        """Look into the base, once for each image, and refuse one that isn't the row's."""
-        row, base = inputs.recipe.row, inputs.base
+    def _look_into_base(
+        self, request: BuildRequest, row: Row, base: pins.StartImage
+    ) -> verify.BuildFacts:
+        """What is in the base; looked at once for each image."""
         name = request.base or row.base
         if row.interpreter:
             return verify.BuildFacts(row.python, {})
@@ -207,16 +226,14 @@ class Builds:
             self.progress.step(f"look into {name}")
             self._facts[base.id] = verify.look(self.client, base.id, name)
             self.progress.close()
-        facts = self._facts[base.id]
-        verify.check_base(facts, row, name, base.standin)
-        return facts
+        return self._facts[base.id]
 
     def _build(self, inputs: context.Inputs, request: BuildRequest, labels: dict[str, str]) -> str:
         """Write the context and have the engine build it."""
         made = inputs.recipe
         self.progress.step(f"fetch {sum(map(len, made.pins.values()))} Python packages")
         wheels = {
-            group: fetch.wheels(pins, made.row.python, self.site, made.platform)
+            group: fetch.wheels(pins, made.row.python, self.site, made.platform, made.glibc)
             for group, pins in made.pins.items()
         }
         self.progress.step(f"patch Megatron {inputs.source.release}")
@@ -243,7 +260,7 @@ class Builds:
         verify.check_layers(*(layers_of(self.client.api.inspect_image(one)) for one in both))
         made = inputs.recipe
         facts = verify.look(self.client, image, "the image", made.named.extension)
-        added = {*map(str, pinned_versions(made.added)), "megatron-core"}
+        added = {*pinned_versions(made.pins.get("packages", ())), "megatron-core"}
         verify.check_image(base, facts, added, inputs.source.whole)
         verify.check_torch(facts, made.row, inputs.base.standin)
         verify.check_extensions(facts, [one.wanted.package for one in inputs.extensions])
@@ -251,19 +268,22 @@ class Builds:
 
     def _document(self, inputs: context.Inputs, image: str) -> None:
         """Write provenance and SBOM beside the image, the same whatever name it was built under."""
+        record = beside.record(self.client, image)
         made = attest.ImageRecord(
             name=f"{REPOSITORY}:{_tag(inputs)}",
             id=image,
             inputs=inputs,
-            wheel=beside.record(self.client, image)["wheel"],
+            wheel=record["wheel"],
+            of_base=tuple(record["of_base"]),
         )
         beside.keep(made, self.site)
 
     def _names(self, inputs: context.Inputs) -> list[str]:
-        """The names an image gets: row and release, and the row alone for its default release."""
+        """An image's names: row, release and extras; without the release for the row's own."""
+        made = inputs.recipe
         names = [f"{self.repository}:{_tag(inputs)}"]
-        if inputs.source.release == inputs.recipe.row.megatron:
-            names.append(f"{self.repository}:{inputs.recipe.tag}")
+        if inputs.source.release == made.row.megatron:
+            names.append(f"{self.repository}:{made.tag}{suffix(made.extras.asked)}")
         return names
 
     def _with_key(self, key: str) -> str | None:
@@ -305,14 +325,14 @@ def _told(progress: Progress) -> Iterator[None]:
         progress.fail()
 
 
-def _architectures(request: BuildRequest, row: Row) -> str:
+def _architectures(request: BuildRequest, made: Recipe) -> str:
     """The GPUs that extensions are compiled for. Raises UsageError where there are none."""
-    if not row.extensions and (request.architectures or request.jobs):
+    if not made.extensions and (request.architectures or request.jobs):
         raise UsageError(
             f"{request.tag}: nothing is compiled for GPUs in this row",
             "Leave out --architectures and --jobs: the base has its own extensions.",
         )
-    wanted = (request.architectures or " ".join(row.architectures)).split()
+    wanted = (request.architectures or " ".join(made.extras.architectures)).split()
     if wrong := [one for one in wanted if not ARCHITECTURE.fullmatch(one)]:
         raise UsageError(
             f"--architectures: {wrong[0]} is no compute capability",
@@ -339,12 +359,14 @@ def labels_of(inputs: context.Inputs) -> dict[str, str]:
         **({f"{OCI}base.digest": base.digest} if base.pinned else {}),
         **({} if inputs.builder.pinned else {f"{LABEL}builder": inputs.builder.reference}),
         **({f"{LABEL}architectures": gpus} if (gpus := inputs.architectures) else {}),
+        **({f"{LABEL}extras": " ".join(names)} if (names := made.extras.names) else {}),
     }
 
 
 def _tag(inputs: context.Inputs) -> str:
-    """Row and release as a tag, in which a local version, 0.13.0+mine, has no plus."""
-    return f"{inputs.recipe.tag}-{inputs.source.release.replace('+', '-')}"
+    """Row, release and extras as a tag, in which a local version, 0.13.0+mine, has no plus."""
+    made, release = inputs.recipe, inputs.source.release.replace("+", "-")
+    return f"{made.tag}-{release}{suffix(made.extras.asked)}"
 
 
 def build_all(

@@ -9,9 +9,10 @@ from pathlib import Path
 from launcher.images.builder.context import Inputs
 from launcher.images.builder.image import labels_of
 from launcher.images.matrix.load import patch_files
+from launcher.images.matrix.locked import Lock
 from launcher.images.matrix.recipe import Recipe, recipe
 from launcher.images.matrix.render import dockerfile
-from launcher.images.matrix.schema import Lock, Matrix, misfit
+from launcher.images.matrix.schema import Matrix, misfit
 from launcher.images.sources import source
 from launcher.images.sources.extensions import ExtensionSource
 from launcher.images.sources.pins import StartImage

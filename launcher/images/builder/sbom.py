@@ -71,6 +71,8 @@ def _added(made: ImageRecord) -> Iterator[dict[str, Any]]:
     for pin in inputs.recipe.added:
         name, _, version = pin.partition(" ")[0].partition("==")
         own = {"name": canonicalize_name(name), "version": version}
+        if own["name"] in made.of_base:
+            continue
         yield _component(attest.of_pin(pin), sha256_of_pin(pin), **own)
     for one in inputs.extensions:
         commits = [{"uid": git.commit, "url": one.urls[path]} for path, git in one.commits.items()]

@@ -3,11 +3,13 @@
     tools     unpack pip and what compiles the wheel
     wheel     compile source/ into a megatron_core wheel and assert what must be in it
     folder    lay out /stage/opt/megatron, which is all that is added to a base
+    fit       on the base, take out of it the packages that the base has
     packages  lay out /stage/opt/packages: what a base lacks, such as CPU torch; /stage/opt/python,
               where it has none
+    extras    lay out /stage/opt/extras: what was asked for beside Megatron, on the base
     extension compile extensions/NAME into a wheel, on a base whose nvcc it takes, and lay it out in
               /stage/opt/extensions
-    compile   byte-compile one share of a folder; started by the three above
+    compile   byte-compile one share of a folder; started by the others
 
 Reads source.json, which the context's record() wrote. Any failed assertion is one line on stderr
 and exit code 1, which fails the build.
@@ -26,8 +28,8 @@ import shutil
 import subprocess
 import sys
 import zipfile
-from collections import deque
 from concurrent.futures import ThreadPoolExecutor
+from importlib.metadata import Distribution, distributions
 from pathlib import Path
 from typing import Any
 
@@ -39,10 +41,10 @@ STAGE = Path("/stage")
 MEGATRON = STAGE / "opt/megatron"
 PACKAGES = STAGE / "opt/packages"
 EXTENSIONS = STAGE / "opt/extensions"
+EXTRAS = STAGE / "opt/extras"
 EXAMPLE = "megatron_core_training_example.py"
 EPOCH_OF_PACKAGES = 315532800  # 1980-01-01, the earliest time a zip file can carry
 LEFT_OUT = ("*.py[co]", "*.so", "*.o")  # what an earlier build left in a checkout
-AT_ONCE = 4  # modules of an extension, where its setup.py can compile several
 SHARES = 4  # that a folder is byte-compiled in, whatever the number of processors
 
 PIP = ["-m", "pip"]  # of the build tools
@@ -52,46 +54,6 @@ PIP = ["-m", "pip"]  # of the build tools
 COMPILER = f"-O3 -g0 -ffile-prefix-map={BUILD}=."
 FLAGS = {"CFLAGS": COMPILER, "CXXFLAGS": COMPILER, "LDFLAGS": "-Wl,-s"}
 
-
-OUT_OF_MEMORY = re.compile(
-    "Killed|died due to signal 9|out of memory|Cannot allocate memory|bad_alloc"
-)
-"""What compilers say where the system ends them, or gives them no memory."""
-FAULTS = (
-    (
-        r"detected CUDA version \(([\d.]+)\) mismatches[^(]*\(([\d.]+)\)",
-        "nvcc is of CUDA {}, and torch was made for {}: take a base of that CUDA",
-    ),
-    (
-        r"does not match the version used to compile Pytorch.*\s.*compiled with Cuda ([\d.]*\d)",
-        "nvcc isn't of CUDA {}, which torch was made for: take a base of that CUDA",
-    ),
-    (
-        r"Unsupported gpu architecture '(\w+)'",
-        "this nvcc compiles for no {}: name others in ARCHITECTURES or the row",
-    ),
-    (
-        r"Could not find (CUDNN\w+)",
-        "there are no cuDNN headers ({}): torch's are looked for at CUDNN_PATH",
-    ),
-    (
-        r"(?s)[Cc]ould not find.{0,200}?(3rdparty/[\w-]+)",
-        "{} isn't there, or not whole: name it under the extension's submodules in matrix.yaml",
-    ),
-    (
-        r"fatal error: ((?:cudnn|nccl|cublas|cusparse|cusolver|nvrtc)\w*\.h): No such file",
-        "the base has no {}: take its -devel image, or name the package that has it in the row",
-    ),
-    (
-        r"fatal error: (\S+): No such file",
-        "there is no {}: name the submodule or the package that has it in matrix.yaml",
-    ),
-    (
-        OUT_OF_MEMORY.pattern,
-        "there is too little memory for a single compiler: build where there is more",
-    ),
-)
-"""What compiling an extension fails for, and what it means."""
 
 # pip's own would name the builder's Python.
 TORCHRUN = """#!/usr/bin/env python3
@@ -143,7 +105,10 @@ def pip_wheel(
 ) -> Path:
     """The wheel of a source, made in the folder `to` with no network; see `divided`."""
     command = ["wheel", "--no-deps", "--no-build-isolation", "--no-index", "--wheel-dir", str(to)]
-    run_compiler([*PIP, *command, *options, str(source)], env, at_once)
+    compile_by = [str(Path(__file__).with_name("compilers.py")), at_once or ""]
+    compiler = [*compile_by, *PIP, *command, *options, str(source)]
+    if subprocess.run([sys.executable, *compiler], env=environment(env), check=False).returncode:
+        sys.exit(1)  # it has said why
     return next(to.glob("*.whl"))
 
 
@@ -200,6 +165,52 @@ def folder() -> None:
     set_apart(lib)
     compile_python(lib)
     normalise(STAGE, int(os.environ["SOURCE_DATE_EPOCH"]))
+
+
+def fit() -> None:
+    """Take what this base has out of the folder, so that its own packages stay in use.
+
+    All that the folder has beside Megatron stands before the base's packages on sys.path. What was
+    left out is written into build.json, with the base's versions.
+    """
+    lib, at = MEGATRON / "lib", MEGATRON / "build.json"
+    there = {canonical(one): one.version for one in distributions()}
+    left = {}
+    for one in distributions(path=[str(lib)]):
+        name = canonical(one)
+        if name in there and name != "megatron-core":
+            left[name] = there[name]
+            remove_package(one, lib)
+    record = json.loads(at.read_text())
+    at.write_text(json.dumps(record | {"of_base": left}, indent=2, sort_keys=True) + "\n")
+    normalise(STAGE, int(os.environ["SOURCE_DATE_EPOCH"]))
+
+
+def canonical(package: Distribution) -> str:
+    """The name of a package as indexes compare it."""
+    return re.sub(r"[-_.]+", "-", package.metadata["Name"] or "").lower()
+
+
+def remove_package(package: Distribution, lib: Path) -> None:
+    """Remove a package from the folder that it was installed in: modules, metadata, byte code."""
+    tops = {path.parts[0] for path in package.files or () if path.parts[0] != ".."}
+    for top in tops:
+        for path in [lib / top, *(lib / "__pycache__").glob(f"{Path(top).stem}.*.pyc")]:
+            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+    for info in lib.glob("*.dist-info"):  # set_apart() gave it another name than its RECORD has
+        if info.name.lower() in {top.lower() for top in tops}:
+            shutil.rmtree(info)
+
+
+def extras() -> None:
+    """Lay out what was asked for beside Megatron, with its commands."""
+    install(BUILD / "wheels/extras", EXTRAS / "lib", keep_programs=True)
+    commands = EXTRAS / "lib/bin"
+    if commands.is_dir():
+        commands.rename(EXTRAS / "bin")
+    set_apart(EXTRAS / "lib")
+    compile_python(EXTRAS / "lib")
+    normalise(STAGE, EPOCH_OF_PACKAGES)
 
 
 def packages() -> None:
@@ -269,48 +280,6 @@ def compiling(record: dict[str, Any]) -> dict[str, str]:
         "SOURCE_DATE_EPOCH": str(record["epoch"]),  # of the files in the wheel
         **record["environment"],
     }
-
-
-def divided(jobs: int, at_once: str | None) -> dict[str, str]:
-    """How `jobs` compilers are told to a setup.py: by MAX_JOBS, which is of each module.
-
-    at_once: the variable for modules at a time. Without, each waits for the slowest of the last
-    """
-    modules = min(jobs, AT_ONCE) if at_once else 1
-    return {"MAX_JOBS": str(jobs // modules)} | ({at_once: str(modules)} if at_once else {})
-
-
-def run_compiler(args: list[str], extra: dict[str, str], at_once: str | None = None) -> None:
-    """Run this Python with `args`, with half of the compilers each time one is killed for memory.
-
-    What fails otherwise is told in the words of FAULTS, where it is among them.
-    """
-    jobs = int(os.environ.get("MAX_JOBS", "1"))
-    while True:
-        code, said = run_told(args, extra | divided(jobs, at_once))
-        if code == 0:
-            return
-        if not (OUT_OF_MEMORY.search(said) and jobs > 1):
-            break
-        jobs //= 2
-        print(f"stage: too little memory: compiling again, {jobs} at a time", flush=True)
-    for pattern, reason in FAULTS:
-        if found := re.search(pattern, said):
-            fail(reason.format(*found.groups()))
-    fail(f"{args[0]} {args[1]} failed with exit code {code}")
-
-
-def run_told(args: list[str], extra: dict[str, str]) -> tuple[int, str]:
-    """Exit code and output, which is passed on as it comes."""
-    command, last = [sys.executable, *args], deque[str](maxlen=5000)
-    with subprocess.Popen(
-        command, env=environment(extra), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    ) as process:
-        assert process.stdout is not None
-        for line in process.stdout:
-            print(line, end="", flush=True)
-            last.append(line)
-    return process.returncode, "".join(last)
 
 
 def check_modules(built: Path, modules: list[str]) -> None:
@@ -426,4 +395,4 @@ if __name__ == "__main__":
     elif sys.argv[1] == "extension":
         extension(sys.argv[2])
     else:
-        {"tools": tools, "wheel": wheel, "folder": folder, "packages": packages}[sys.argv[1]]()
+        {one.__name__: one for one in (tools, wheel, folder, fit, extras, packages)}[sys.argv[1]]()

@@ -5,19 +5,19 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from packaging.utils import canonicalize_name
 
 from launcher.base.errors import BuildError
+from launcher.images.matrix.extras import PROTECTED
 from launcher.images.matrix.schema import Row
 from launcher.images.oci.container import container_of
 
 if TYPE_CHECKING:
     from docker import DockerClient
 
-PROTECTED = ("torch", "numpy", "transformer-engine", "apex")
 ADDED = re.compile(r"\bCOPY (/stage/|dir:[0-9a-f]+ in) /(\s|$)")
 """How BuildKit, the classic builder and podman write in a history what we add to a base."""
 ABOVE = re.compile(r"\b(ENV PYTHONPATH=|LABEL )")
@@ -25,13 +25,19 @@ ABOVE = re.compile(r"\b(ENV PYTHONPATH=|LABEL )")
 
 # Runs in the image; prints its Python, its packages, and whether what we added works.
 LOOK = """
-import importlib.util, json, re, sys
+import importlib.util, json, platform, re, sys
 from importlib.metadata import distributions
 found = {}
 for d in distributions():
     name = re.sub(r"[-_.]+", "-", d.metadata["Name"] or "").lower()
     found.setdefault(name, d.version)
-facts = {"python": "%d.%d" % sys.version_info[:2], "packages": found}
+facts = {"python": "%d.%d" % sys.version_info[:2], "packages": found, "limits": []}
+facts["glibc"] = platform.libc_ver()[1]
+try:
+    with open("/etc/pip/constraint.txt", encoding="utf-8", errors="replace") as file:
+        facts["limits"] = file.read(1 << 20).splitlines()
+except OSError:
+    pass
 for extension in sys.argv[1:]:
     name = extension.rpartition(".")[2]
     folder = "/opt/megatron/lib/" + extension.rpartition(".")[0].replace(".", "/")
@@ -48,12 +54,17 @@ print(json.dumps(facts))
 
 @dataclass(frozen=True)
 class BuildFacts:
-    """What was seen in an image: Python (3.10), packages' versions by normalised name."""
+    """What was seen in an image: Python (3.10), packages' versions by normalised name.
+
+    limits: lines of its /etc/pip/constraint.txt; glibc: 2.35
+    """
 
     python: str
     packages: dict[str, str]
     extension_error: str | None = None
     training: bool = False
+    limits: list[str] = field(default_factory=list)
+    glibc: str = ""
 
 
 def look(client: DockerClient, image: str, name: str, *extension: str) -> BuildFacts:

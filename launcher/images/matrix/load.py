@@ -7,7 +7,8 @@ from pathlib import Path
 from launcher.base import yamlfile
 from launcher.base.errors import UsageError, nearest
 from launcher.base.settings import settings
-from launcher.images.matrix.schema import Lock, Matrix, MegatronRelease, Row, misfit
+from launcher.images.matrix.locked import Lock
+from launcher.images.matrix.schema import Matrix, MegatronRelease, Row, misfit
 
 
 def load_matrix(path: Path | None = None) -> Matrix:

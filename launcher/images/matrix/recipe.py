@@ -7,14 +7,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 from launcher.base.errors import UsageError
+from launcher.images.matrix.extras import NO_EXTRAS, Extras, extras_of
 from launcher.images.matrix.load import find_release, find_row
+from launcher.images.matrix.locked import Lock, LockedExtension, LockedImage, LockedRelease
 from launcher.images.matrix.schema import (
     Extension,
     Interpreter,
-    Lock,
-    LockedExtension,
-    LockedImage,
-    LockedRelease,
     Matrix,
     MegatronRelease,
     Row,
@@ -32,7 +30,9 @@ class Recipe:
 
     release: of the matrix; kind: where its source is from; builder: the matrix's name of the image
     that compiles; images: base and builder with what is locked of them, if anything; pins: wheels
-    by the folder below wheels/ that they are installed from; extensions: in the row's order
+    by the folder below wheels/ that they are installed from; extensions: in the order in which they
+    are compiled; extras: what is added beside, whose pins are there once they are resolved;
+    glibc: minor version of the glibc 2 that their wheels may need
     """
 
     tag: str
@@ -47,6 +47,8 @@ class Recipe:
     pins: Mapping[str, Sequence[str]]
     interpreter: Interpreter | None
     extensions: Mapping[str, tuple[Extension, LockedExtension]]
+    extras: Extras = NO_EXTRAS
+    glibc: int = 28
 
     @property
     def wheels(self) -> list[str]:
@@ -78,12 +80,18 @@ class Recipe:
 
 
 def recipe(
-    matrix: Matrix, lock: Lock, tag: str, release: str | None = None, platform: str | None = None
+    matrix: Matrix,
+    lock: Lock,
+    tag: str,
+    release: str | None = None,
+    platform: str | None = None,
+    extras: Sequence[str] = (),
 ) -> Recipe:
     """The recipe of a row: with its own release, and on the first of its platforms unless named.
 
-    Raises UsageError for an unknown row or release, one that doesn't fit, a platform that is not
-    the row's, and for what the lock doesn't have or has older than the matrix asks for.
+    extras: beside the row's own. Raises UsageError for an unknown row or release, one that doesn't
+    fit, a platform that is not the row's, and for what the lock doesn't have or has older than the
+    matrix asks for.
     """
     row = find_row(matrix, tag)
     version, platform = release or row.megatron, platform or row.platforms[0]
@@ -91,12 +99,12 @@ def recipe(
     if platform not in row.platforms:
         own = ", ".join(row.platforms)
         raise UsageError(f"{tag}: is not for {platform}", f"The row is for {own}.")
-    key = row.compiled_by(platform)
+    key, added = row.compiled_by(platform), extras_of(matrix, row, extras)
     asked: list[tuple[str, str, Collection[str]]] = [
         ("needs", key, lock.needs),
         *([("packages", tag, lock.packages)] if row.packages else []),
         ("releases", version, lock.releases),
-        *(("extensions", name, lock.extensions) for name in row.extensions),
+        *(("extensions", name, lock.extensions) for name in added.extensions),
     ]
     if missing := [f"{part} of {name}" for part, name, there in asked if name not in there]:
         raise UsageError(f"matrix.lock has no {', no '.join(missing)}", "Run `make lock`.")
@@ -107,7 +115,7 @@ def recipe(
     if row.packages:
         pins["packages"] = lock.packages[tag]
         check_packages(tag, row, lock.packages[tag])
-    if row.extensions:
+    if added.extensions:
         pins["extensions"] = needs.extensions
     builder = matrix.builders[key]
     return Recipe(
@@ -122,7 +130,8 @@ def recipe(
         images={name: lock.images.get(name) for name in (row.base, builder)},
         pins=pins,
         interpreter=matrix.interpreters[row.interpreter] if row.interpreter else None,
-        extensions={n: (matrix.extensions[n], lock.extensions[n]) for n in row.extensions},
+        extensions={n: (matrix.extensions[n], lock.extensions[n]) for n in added.extensions},
+        extras=added,
     )
 
 

@@ -12,9 +12,11 @@ import yaml
 
 from launcher.base import files, owned
 from launcher.base.errors import UsageError
+from launcher.images.matrix.extras import extras_of
 from launcher.images.matrix.load import patch_files
+from launcher.images.matrix.locked import Lock
 from launcher.images.matrix.recipe import Recipe, recipe
-from launcher.images.matrix.schema import Lock, Matrix
+from launcher.images.matrix.schema import Matrix
 
 HEADER = b"# Generated from "
 LISTED = "# Generated from matrix.yaml, matrix.lock and patches/ by `make render`; do not edit.\n"
@@ -22,8 +24,8 @@ BEGIN = "<!-- images: written by `make render` -->"
 END = "<!-- /images -->"
 
 
-def dockerfile(matrix: Matrix, tag: str, template: str) -> str:
-    """The Dockerfile of the row `tag`, from the text of Dockerfile.template."""
+def dockerfile(matrix: Matrix, tag: str, template: str, extras: Sequence[str] = ()) -> str:
+    """The Dockerfile of the row `tag` with these extras, from the text of Dockerfile.template."""
     row = matrix.rows[tag]
     environment = jinja2.Environment(
         undefined=jinja2.StrictUndefined,
@@ -31,7 +33,8 @@ def dockerfile(matrix: Matrix, tag: str, template: str) -> str:
         autoescape=False,  # noqa: S701 - a Dockerfile, not HTML
     )
     text = environment.from_string(template)
-    return text.render(tag=tag, row=row, builder=matrix.builders[row.abi])
+    added = extras_of(matrix, row, extras)
+    return text.render(tag=tag, row=row, builder=matrix.builders[row.abi], extras=added)
 
 
 def inputs(recipes: Sequence[Recipe], patches: Mapping[str, str]) -> str:

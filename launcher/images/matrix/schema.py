@@ -162,14 +162,44 @@ class Needs(StrictMatrix):
     extensions: list[Package] = []
 
 
+class ExtrasSet(StrictMatrix):
+    """Packages that people add to an image together, by a name.
+
+    purpose: what they are for; extensions: those of the matrix that are compiled for it, for the
+    GPUs of architectures where the row names none
+    """
+
+    purpose: Text
+    packages: list[Package] = []
+    extensions: list[Name] = []
+    architectures: list[Architecture] = []
+
+    @model_validator(mode="after")
+    def _has_something(self) -> ExtrasSet:
+        if not self.packages and not self.extensions:
+            raise ValueError("has neither packages nor extensions")
+        if bool(self.extensions) != bool(self.architectures):
+            raise ValueError("extensions are compiled for architectures: give both or none")
+        return self
+
+
+class Cap(StrictMatrix):
+    """A limit of a package's versions on some versions of torch, which its own metadata lacks."""
+
+    torch: Specifier
+    package: Package
+    because: Text
+
+
 class Row(StrictMatrix):
     """One image: a base and the Megatron release that goes into it.
 
     Facts about the base (os to driver) are empty where no public source states them.
     `packages` are Python packages the base lacks, such as CPU torch; `interpreter` is the Python
     that is added to a base without one; `extensions` are compiled there, for the GPUs of
-    `architectures`. An `untried` row was never built, nor probed, by anybody who has said so here:
-    it is built where it is named, and no status is expected of it.
+    `architectures`. `extras` are packages and named sets that are resolved against all of that. An
+    `untried` row was never built, nor probed, by anybody who has said so here: it is built where it
+    is named, and no status is expected of it.
     """
 
     base: Reference
@@ -187,6 +217,7 @@ class Row(StrictMatrix):
     packages: list[Package] = []
     extensions: list[Name] = []
     architectures: list[Architecture] = []
+    extras: list[Package] = []
     untried: bool = False
     expected: Status | None = None
 
@@ -198,7 +229,7 @@ class Row(StrictMatrix):
 
     @model_validator(mode="after")
     def _nothing_is_there_twice(self) -> Row:
-        for key in ("platforms", "extensions", "architectures"):
+        for key in ("platforms", "extensions", "architectures", "extras"):
             listed = getattr(self, key)
             for index, one in enumerate(listed):
                 if one in listed[:index]:
@@ -230,7 +261,8 @@ class Row(StrictMatrix):
 class Matrix(StrictMatrix):
     """matrix.yaml as a whole; rows and releases refer to each other, and the references hold.
 
-    `moving` names the images whose publishers put the tag on newer ones as they go.
+    `moving` names the images whose publishers put the tag on newer ones as they go; `extras` are
+    the named sets of packages that an image can be given, `caps` what limits them by the torch.
     """
 
     builders: dict[Abi, Reference]
@@ -239,9 +271,11 @@ class Matrix(StrictMatrix):
     releases: dict[Release, MegatronRelease]
     interpreters: dict[Release, Interpreter] = {}
     extensions: dict[Name, Extension] = {}
+    extras: dict[Name, ExtrasSet] = {}
+    caps: list[Cap] = []
     rows: dict[Tag, Row]
 
-    @field_validator("rows", "releases", "interpreters", "extensions", mode="before")
+    @field_validator("rows", "releases", "interpreters", "extensions", "extras", mode="before")
     @classmethod
     def _keys_are_text(cls, value: object) -> object:
         for key in value if isinstance(value, dict) else ():
@@ -291,6 +325,20 @@ class Matrix(StrictMatrix):
         return self
 
     @model_validator(mode="after")
+    def _extensions_are_there(self) -> Matrix:
+        users: list[tuple[str, str, list[str]]] = [
+            *(("rows", tag, row.extensions) for tag, row in self.rows.items()),
+            *(("extras", name, one.extensions) for name, one in self.extras.items()),
+        ]
+        for part, user, named in users:
+            for index, name in enumerate(named):
+                if name not in self.extensions:
+                    known = nearest(name, list(self.extensions))
+                    reason = f"no {name} in extensions. {known}"
+                    raise KeyFault((part, user, "extensions", index), reason)
+        return self
+
+    @model_validator(mode="after")
     def _references_hold(self) -> Matrix:
         for tag, row in self.rows.items():
             release = self.releases.get(row.megatron)
@@ -304,11 +352,6 @@ class Matrix(StrictMatrix):
                 known = nearest(str(row.interpreter), list(self.interpreters))
                 reason = f"no {row.interpreter} in interpreters. {known}"
                 raise KeyFault(("rows", tag, "interpreter"), reason)
-            for index, name in enumerate(row.extensions):
-                if name not in self.extensions:
-                    known = nearest(name, list(self.extensions))
-                    reason = f"no {name} in extensions. {known}"
-                    raise KeyFault(("rows", tag, "extensions", index), reason)
             if row.source == "sdist" and not release.sdist:
                 raise KeyFault(("rows", tag, "source"), f"{row.megatron} has no sdist; use git")
             if problem := misfit(row, row.megatron, release):
@@ -316,11 +359,16 @@ class Matrix(StrictMatrix):
         return self
 
 
+def caps_of(torch: str, caps: Sequence[Cap]) -> list[Cap]:
+    """The caps that hold on a version of torch. Raises InvalidVersion."""
+    return [cap for cap in caps if meets(torch, cap.torch)]
+
+
 def misfit(row: Row, version: str, release: MegatronRelease) -> str | None:
     """Why `release` can't be used on `row` by its own metadata, or None where it can."""
     for name, limit in (("python", release.python), ("torch", release.torch)):
         have = getattr(row, name)
-        if limit and not _meets(have, limit):
+        if limit and not meets(have, limit):
             return f"Megatron {version} requires {name} {limit}, and the base has {have}"
     return None
 
@@ -328,10 +376,11 @@ def misfit(row: Row, version: str, release: MegatronRelease) -> str | None:
 def caution(row: Row, release: MegatronRelease) -> str | None:
     """What is known to be wrong with `release` on the torch of `row`, or None."""
     known = release.caution
-    return known.because if known and _meets(row.torch, known.torch) else None
+    return known.because if known and meets(row.torch, known.torch) else None
 
 
-def _meets(version: str, limit: str) -> bool:
+def meets(version: str, limit: str) -> bool:
+    """Whether a version is within a limit, a pre-release like any other."""
     return SpecifierSet(limit).contains(Version(version), prereleases=True)
 
 
@@ -351,87 +400,3 @@ def outdated(requirements: Sequence[str], pins: Sequence[str]) -> list[str]:
         elif not requirement.specifier.contains(version, prereleases=True):
             found.append(f"{requirement} (locked: {version})")
     return found
-
-
-class LockedGit(StrictMatrix):
-    """A commit, the tree it must have, and its time in seconds since 1970.
-
-    `ref` is the tag or branch that named the commit, where the matrix has one.
-    """
-
-    commit: Commit
-    ref: GitRef | None = None
-    tree: Commit
-    epoch: int
-
-    def is_of(self, named: GitSource) -> bool:
-        """Whether it was locked for what is named."""
-        return self.ref == named.ref and named.commit in (None, self.commit)
-
-
-class LockedSdist(StrictMatrix):
-    """A source distribution and the newest time in it, in seconds since 1970."""
-
-    sha256: Sha256
-    epoch: int
-
-
-class LockedRelease(StrictMatrix):
-    """What a release's sources are, exactly; None where there is no such source."""
-
-    git: LockedGit | None = None
-    sdist: LockedSdist | None = None
-
-
-class LockedExtension(StrictMatrix):
-    """What an extension is compiled from, exactly.
-
-    links: the commit at each of the tree's submodules, which the tree's own hash is made with;
-    submodules: those of them that are used
-    """
-
-    git: LockedGit
-    links: dict[Folder, Commit] = {}
-    submodules: dict[Folder, LockedGit] = {}
-
-    def is_of(self, wanted: Extension) -> bool:
-        """Whether it was locked for what is wanted."""
-        return self.git.is_of(wanted.git) and {*self.submodules} == {*wanted.submodules}
-
-
-class LockedNeeds(StrictMatrix):
-    """Pinned requirements of one ABI, in pip's own form."""
-
-    build: list[Pin]
-    runtime: list[Pin]
-    extensions: list[Pin] = []
-
-
-class LockedPlatform(StrictMatrix):
-    """An image for one platform: the digests of its manifest and of its configuration."""
-
-    manifest: Digest
-    config: Digest
-
-
-class LockedImage(StrictMatrix):
-    """What a tag named when it was locked: an index of platforms, or one platform's manifest."""
-
-    digest: Digest
-    platforms: dict[Platform, LockedPlatform]
-
-    @property
-    def digests(self) -> set[str]:
-        """Every name that an engine may have for it, by how it came there and how it is kept."""
-        parts = self.platforms.values()
-        return {self.digest, *(p.manifest for p in parts), *(p.config for p in parts)}
-
-
-class Lock(StrictMatrix):
-    """matrix.lock as a whole. An image that no registry told has no entry in `images`."""
-
-    images: dict[Reference, LockedImage] = {}
-    needs: dict[Abi, LockedNeeds]
-    packages: dict[Tag, list[Pin]]
-    releases: dict[Release, LockedRelease]
-    extensions: dict[Name, LockedExtension] = {}

@@ -9,8 +9,9 @@ from typing import Any
 from launcher.base.errors import BuildError, UsageError
 from launcher.base.screen import Progress
 from launcher.base.settings import Settings
+from launcher.images.matrix.locked import LockedExtension, LockedGit
 from launcher.images.matrix.recipe import Recipe
-from launcher.images.matrix.schema import Extension, LockedExtension, LockedGit
+from launcher.images.matrix.schema import Extension
 from launcher.images.sources import source
 
 

@@ -35,15 +35,17 @@ HARMLESS = {"PIP_CONSTRAINT": os.devnull, "PIP_USER": "0"}
 """What else would, in a user's variables or in a pip.conf, which variables go before."""
 
 ANSWER_WITHIN = 60  # seconds, for a server that sends a file
+GLIBC = 28
+"""Minor version of the glibc 2 of the builder, which is older than any base's."""
 
 
-def target_options(python: str, platform: str = AMD64) -> list[str]:
+def target_options(python: str, platform: str = AMD64, glibc: int = GLIBC) -> list[str]:
     """pip's options for wheels of another Python (3.10) and machine than it runs on.
 
-    What a base of any row loads: manylinux up to the glibc of the builder, 2.28.
+    glibc: the newest minor version of glibc 2 that wheels may need
     """
     machine = MACHINES[platform]
-    tags = [f"manylinux_2_{minor}_{machine}" for minor in range(28, 4, -1)]
+    tags = [f"manylinux_2_{minor}_{machine}" for minor in range(glibc, 4, -1)]
     tags += [f"manylinux2014_{machine}"]
     if platform == AMD64:
         tags += [f"manylinux2010_{machine}", f"manylinux1_{machine}"]
@@ -51,14 +53,17 @@ def target_options(python: str, platform: str = AMD64) -> list[str]:
     return ["--implementation=cp", f"--python-version={python}", *platforms]
 
 
-def wheels(pins: Sequence[str], python: str, site: Settings, platform: str = AMD64) -> list[Path]:
+def wheels(
+    pins: Sequence[str], python: str, site: Settings, platform: str = AMD64, glibc: int = GLIBC
+) -> list[Path]:
     """The wheels of `pins` for Python `python` (3.10), from the cache or from the user's index.
 
-    Raises BuildError for one that can't be fetched or whose hash is another.
+    glibc: see `target_options`. Raises BuildError for one that can't be fetched or whose hash is
+    another.
     """
     missing = [pin for pin in pins if not cached(sha256_of_pin(pin), site)]
     if missing:
-        _download(missing, ["--only-binary=:all:", *target_options(python, platform)], site)
+        _download(missing, ["--only-binary=:all:", *target_options(python, platform, glibc)], site)
     return [checked(sha256_of_pin(pin), pin, site) for pin in pins]
 
 

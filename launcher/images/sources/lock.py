@@ -6,10 +6,6 @@ kept, so that locking again changes nothing; what is asked and can't be reached 
 
 from __future__ import annotations
 
-import os
-import shutil
-import subprocess
-import sys
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -23,9 +19,7 @@ from launcher.base import files, owned
 from launcher.base.errors import BuildError, EngineError, UsageError, nearest
 from launcher.base.screen import Progress
 from launcher.base.settings import Settings
-from launcher.images.matrix.schema import (
-    AMD64,
-    GitSource,
+from launcher.images.matrix.locked import (
     Lock,
     LockedExtension,
     LockedGit,
@@ -34,17 +28,11 @@ from launcher.images.matrix.schema import (
     LockedPlatform,
     LockedRelease,
     LockedSdist,
-    Matrix,
-    outdated,
-    pinned_versions,
 )
+from launcher.images.matrix.schema import AMD64, GitSource, Matrix, outdated, pinned_versions
 from launcher.images.oci import registry
 from launcher.images.sources import extensions, fetch, index, source
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+from launcher.images.sources.resolve import RequirementSet, resolve
 
 HEADER = "# Generated from matrix.yaml by `make lock`; do not edit.\n"
 AT_A_TIME = 6  # registries asked
@@ -158,7 +146,9 @@ class _LockBuilder:
                 part: RequirementSet(some, python, pins, options, platform)
                 for part, (some, pins) in parts.items()
             }
-            return LockedNeeds(**{part: resolve(one, self.site) for part, one in wanted.items()})
+            return LockedNeeds(
+                **{part: resolve(one, self.site).pins for part, one in wanted.items()}
+            )
 
         return self.pin(f"needs of {key}", before if holds else None, bool(upgrades), found)
 
@@ -167,7 +157,7 @@ class _LockBuilder:
         row, before = self.matrix.rows[tag], self.old.packages.get(tag, [])
         wanted = RequirementSet(row.packages, row.python, before, self.asking.packages(before))
         held = None if outdated(row.packages, before) else before
-        return self.pin(f"packages of {tag}", held, True, partial(resolve, wanted, self.site))
+        return self.pin(f"packages of {tag}", held, True, lambda: resolve(wanted, self.site).pins)
 
     def release(self, version: str) -> LockedRelease:
         """A release's commit, and its sdist where it has one."""
@@ -253,86 +243,6 @@ def write(locked: Lock, path: Path) -> None:
     So it is where two write at once: the last one's lock stays.
     """
     files.write(path, dump(locked))
-
-
-@dataclass(frozen=True)
-class RequirementSet:
-    """Requirements to resolve, with their dependencies unless options of uv say otherwise.
-
-    python: 3.10, which is taken for 3.10.0; before: pins that are kept where they fit
-    """
-
-    requirements: Sequence[str]
-    python: str
-    before: Sequence[str] = ()
-    options: Sequence[str] = ()
-    platform: str = AMD64
-
-
-def resolve(wanted: RequirementSet, site: Settings) -> list[str]:
-    """Have uv choose wheels that fit: those before, else the newest.
-
-    It asks as the user configured pip, then PyTorch's index as well. Raises BuildError.
-    """
-    if not wanted.requirements:
-        return []
-    pip = index.Pip.configured(site)
-    with owned.scratch(site.cache) as folder:
-        for more in dict.fromkeys(("", site.torch_index)):
-            # Addresses stand in a file: all users of the machine see a command line.
-            lines = [*pip.requirement_lines(more), *wanted.requirements]
-            (folder / "requirements.in").write_text("\n".join(lines) + "\n", encoding="utf-8")
-            found = folder / "pylock.toml"
-            if wanted.before:
-                lines = ['lock-version = "1.0"', 'created-by = "uv"']  # as uv writes one: PEP 751
-                for name, version in pinned_versions(wanted.before).items():
-                    lines += ["[[packages]]", f'name = "{name}"', f'version = "{version}"']
-                found.write_text("\n".join(lines) + "\n", encoding="utf-8")
-            done = _uv(wanted, folder, pip.uv_environment())
-            if not done.returncode:
-                return sorted(_pins(found.read_text(encoding="utf-8"), wanted.before))
-    said = fetch.without_login(fetch.last_errors(done.stderr))
-    raise BuildError(f"uv can't resolve it:\n{said}")
-
-
-def _uv(
-    wanted: RequirementSet, folder: Path, environment: dict[str, str]
-) -> subprocess.CompletedProcess[str]:
-    """Run `uv pip compile` in a folder; nothing is built to learn what it needs.
-
-    Of uv's own configuration no more counts than where it caches: pip's says where to ask.
-    """
-    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
-    program = shutil.which("uv", path=path)
-    if program is None:
-        raise BuildError("there is no uv here", "`make lock` has it; or install uv.")
-    machine = fetch.MACHINES[wanted.platform]
-    command = [program, "pip", "compile", "requirements.in", "--output-file=pylock.toml", "--quiet"]
-    command += [f"--python={sys.executable}", "--no-config", "--no-python-downloads"]
-    command += ["--only-binary=:all:", "--index-strategy=unsafe-best-match"]  # as pip has it
-    command += [f"--python-version={wanted.python}"]
-    command += [f"--python-platform={machine}-manylinux_2_28", *wanted.options]
-    own = {k: v for k, v in os.environ.items() if not k.startswith("UV_") or k == "UV_CACHE_DIR"}
-    return subprocess.run(
-        command, cwd=folder, env=own | environment, capture_output=True, text=True, check=False
-    )
-
-
-def _pins(pylock: str, before: Sequence[str]) -> list[str]:
-    """The pins in a pylock.toml for one platform, as they were spelt before."""
-    spelt = {pin.lower().replace("_", "-"): pin for pin in before}
-    found = []
-    for package in tomllib.loads(pylock).get("packages", []):
-        name, version = package["name"], package["version"]
-        sha256 = package["wheels"][0]["hashes"].get("sha256")
-        if sha256 is None:
-            raise BuildError(
-                f"the index has no sha256 of {name} {version}",
-                "Name another in PIP_INDEX_URL: files of this one can't be pinned.",
-            )
-        pin = f"{name}=={version} --hash=sha256:{sha256}"
-        found.append(spelt.get(pin, pin))
-    return found
 
 
 def _lock_git(named: GitSource, site: Settings) -> LockedGit:

@@ -10,7 +10,8 @@ from launcher.base.names import LABEL
 from launcher.base.reference import parse_reference
 from launcher.base.screen import Progress
 from launcher.base.settings import Settings
-from launcher.images.matrix.schema import AMD64, LockedImage
+from launcher.images.matrix.locked import LockedImage
+from launcher.images.matrix.schema import AMD64
 from launcher.images.oci import registry
 from launcher.images.oci.container import (
     answer_within,

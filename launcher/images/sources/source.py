@@ -22,14 +22,9 @@ from launcher.agent import checkout
 from launcher.base import files, owned
 from launcher.base.errors import BuildError, UsageError
 from launcher.base.settings import Settings
+from launcher.images.matrix.locked import LockedGit, LockedRelease
 from launcher.images.matrix.recipe import Recipe
-from launcher.images.matrix.schema import (
-    GitSource,
-    LockedGit,
-    LockedRelease,
-    Matrix,
-    MegatronRelease,
-)
+from launcher.images.matrix.schema import GitSource, Matrix, MegatronRelease
 from launcher.images.sources import fetch, index
 
 DAMAGED = "The repository is damaged: remove it to have it fetched again."

@@ -26,9 +26,10 @@ from launcher.base.settings import ROOT, Settings
 from launcher.images.builder.context import own_digest
 from launcher.images.engine import disk
 from launcher.images.matrix.load import find_row, load_lock, load_matrix, patch_files
+from launcher.images.matrix.locked import Lock
 from launcher.images.matrix.recipe import Recipe, recipe
 from launcher.images.matrix.render import dockerfile
-from launcher.images.matrix.schema import Lock, Matrix, misfit
+from launcher.images.matrix.schema import Matrix, misfit
 from launcher.images.oci.container import find_image
 from launcher.images.sources import fetch, source
 from launcher.runs import payload

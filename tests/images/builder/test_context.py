@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 
 from launcher.base.errors import BuildError
 from launcher.base.settings import Settings
-from launcher.images.builder import context, stage
+from launcher.images.builder import compilers, context, stage
 from launcher.images.matrix.load import load_lock
 from launcher.images.sources import fetch, source
 
@@ -129,7 +129,7 @@ def test_each_input_is_in_the_key_and_in_the_context(checkout: Path, tmp_path: P
     with tarfile.open(fileobj=io.BytesIO(packed(given, tmp_path / "one"))) as tar:
         names = set(tar.getnames())
     assert {"Dockerfile", "stage.py", "source.json", "source/setup.py"} <= names
-    assert {"wheels/runtime/requirements.txt", context.EXAMPLE} <= names
+    assert {"wheels/runtime/requirements.txt", context.OWN[-1]} <= names
     assert not [name for name in names if name.startswith("launcher")]  # no edit there changes it
     keys = {given.key(), *(other.key() for other in others)}
     assert len(keys) == 1 + len(others)
@@ -371,9 +371,9 @@ def test_why_an_extension_does_not_compile(
 ) -> None:
     """What compilers and set-ups of Apex and Transformer Engine were seen to say."""
     monkeypatch.setenv("MAX_JOBS", "1")
-    monkeypatch.setattr(stage, "run_told", lambda args, extra: (1, said))
+    monkeypatch.setattr(compilers, "run_told", lambda args, extra: (1, said))
     with pytest.raises(SystemExit, match=re.escape(told)):
-        stage.run_compiler(["-c", "said"], {})
+        compilers.run_compiler(["-c", "said"])
 
 
 def test_compilers_that_are_killed_for_memory_are_fewer_at_the_next_try(
@@ -385,7 +385,7 @@ def test_compilers_that_are_killed_for_memory_are_fewer_at_the_next_try(
         "import os, sys\nif int(os.environ['MAX_JOBS']) > 2:\n"
         "    print('c++: fatal error: Killed signal terminated program cc1plus')\n    sys.exit(1)"
     )
-    stage.run_compiler(["-c", code], {})
+    compilers.run_compiler(["-c", code])
     told = [line for line in capfd.readouterr().out.splitlines() if line.startswith("stage: ")]
     assert told == [
         f"stage: too little memory: compiling again, {jobs} at a time" for jobs in (4, 2)
@@ -395,6 +395,6 @@ def test_compilers_that_are_killed_for_memory_are_fewer_at_the_next_try(
 @pytest.mark.parametrize("jobs", [1, 3, 8, 32])
 def test_compilers_of_modules_at_once_are_as_many_as_asked_for(jobs: int) -> None:
     """Else four modules would start four times the compilers that there is memory for."""
-    told = stage.divided(jobs, "AT_ONCE")
+    told = compilers.divided(jobs, "AT_ONCE")
     assert 0 < int(told["AT_ONCE"]) * int(told["MAX_JOBS"]) <= jobs
-    assert stage.divided(jobs, None) == {"MAX_JOBS": str(jobs)}
+    assert compilers.divided(jobs, "") == {"MAX_JOBS": str(jobs)}

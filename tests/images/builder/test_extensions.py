@@ -17,8 +17,9 @@ from launcher.base.errors import BuildError, UsageError
 from launcher.base.settings import Settings
 from launcher.images.builder import stage
 from launcher.images.matrix.load import load_lock, load_matrix
+from launcher.images.matrix.locked import LockedExtension
 from launcher.images.matrix.recipe import recipe, sha256_of_pin
-from launcher.images.matrix.schema import Extension, GitSource, Interpreter, LockedExtension
+from launcher.images.matrix.schema import Extension, GitSource, Interpreter
 from launcher.images.sources import extensions, fetch, source
 from tests.images.builder.conftest import serving
 from tests.images.builder.made import RECIPE, inputs_of

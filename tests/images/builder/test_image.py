@@ -22,8 +22,8 @@ from launcher.base.settings import Settings
 from launcher.images.builder import attest, image, sbom, verify
 from launcher.images.builder.image import BuildRequest, Builds, build_all
 from launcher.images.matrix.load import find_release, load_matrix
+from launcher.images.matrix.locked import LockedImage, LockedPlatform
 from launcher.images.matrix.recipe import recipe
-from launcher.images.matrix.schema import LockedImage, LockedPlatform
 from launcher.images.oci import registry
 from launcher.images.oci.registry import ImageDigests
 from launcher.images.sources import pins
@@ -83,7 +83,8 @@ def test_an_image_whose_check_did_not_end_is_removed(
 
     inputs = inputs_of(SOURCES["git"])
     monkeypatch.setattr(building, "_inputs", lambda request: inputs)
-    monkeypatch.setattr(building, "_check_base", lambda *_: None)
+    monkeypatch.setattr(building, "_look_into_base", lambda *_: None)
+    monkeypatch.setattr(verify, "check_base", lambda *_: None)
     monkeypatch.setattr(building, "_build", lambda *_: "sha256:new")
     monkeypatch.setattr(building, "_check", check)
     with pytest.raises(type(end)):

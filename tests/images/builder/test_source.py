@@ -15,13 +15,8 @@ from pydantic import ValidationError
 
 from launcher.base.errors import BuildError, UsageError
 from launcher.images.matrix.load import load_matrix
-from launcher.images.matrix.schema import (
-    GitSource,
-    Interpreter,
-    LockedGit,
-    LockedRelease,
-    MegatronRelease,
-)
+from launcher.images.matrix.locked import LockedGit, LockedRelease
+from launcher.images.matrix.schema import GitSource, Interpreter, MegatronRelease
 from launcher.images.sources import fetch, source
 
 from .conftest import INFO, commit_all

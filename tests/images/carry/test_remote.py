@@ -17,7 +17,7 @@ from launcher.base.errors import EngineError, UsageError
 from launcher.base.screen import Progress
 from launcher.cli.transfer import pull as pull_command
 from launcher.images.carry import images, remote
-from launcher.images.matrix.schema import LockedImage, LockedPlatform
+from launcher.images.matrix.locked import LockedImage, LockedPlatform
 from launcher.images.oci.registry import ImageDigests
 
 A, B, C = (f"sha256:{letter * 64}" for letter in "abc")

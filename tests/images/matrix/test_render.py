@@ -91,11 +91,12 @@ def test_a_dockerfile_has_the_promised_shape(tag: str) -> None:
     path = "ENV CUDNN_PATH=/opt/packages/lib/nvidia/cudnn\n"
     assert text.count(path) == bool(row.extensions)
     if row.extensions:  # compiled with torch's cuDNN, which they load
-        base, compiles, image = stages(text)[-4:-1]
+        base, compiles, below, fitted = stages(text)[-5:-1]
         assert base.startswith("FROM ${BASE_IMAGE} AS base\n")
         assert path in base
         assert compiles.startswith("FROM base AS extensions\n")
-        assert image.startswith("FROM base AS extended\n")
+        assert below.startswith("FROM base AS below\n")
+        assert fitted.startswith("FROM below AS fitted\n")
 
 
 def test_the_rows_of_one_abi_share_the_wheel_stage_letter_for_letter() -> None:

@@ -27,7 +27,8 @@ from launcher.base.errors import UsageError
 from launcher.base.settings import ROOT, Settings
 from launcher.images.engine import disk
 from launcher.images.matrix.load import load_lock, load_matrix
-from launcher.images.matrix.schema import Lock, Matrix
+from launcher.images.matrix.locked import Lock
+from launcher.images.matrix.schema import Matrix
 from launcher.tools.trials import series
 from launcher.tools.trials.cell import REPOSITORY
 from launcher.tools.trials.result import Cell, CellResult

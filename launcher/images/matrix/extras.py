@@ -1,0 +1,93 @@
+"""Extras: packages and named sets that an image is given beside Megatron. Pure."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.utils import canonicalize_name
+
+from launcher.base.errors import UsageError
+from launcher.images.matrix.schema import Matrix, Row
+
+PROTECTED = frozenset(
+    {"torch", "numpy", "triton", "flash-attn", "transformer-engine", "apex", "torchvision"}
+)
+"""What is a base's alone: built for its CUDA, or what such packages were built with."""
+LONGEST = 60
+"""Characters of a part of an image's tag, which has at most 128."""
+
+
+@dataclass(frozen=True)
+class Extras:
+    """What is added to an image, with the named sets replaced by what they are.
+
+    asked: the names beyond the row's own; names: all of them; packages: requirements;
+    extensions: names of the matrix's, each with what it is compiled for
+    """
+
+    asked: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()
+    packages: tuple[str, ...] = ()
+    extensions: tuple[str, ...] = ()
+    architectures: tuple[str, ...] = ()
+
+
+NO_EXTRAS = Extras()
+
+
+def extras_of(matrix: Matrix, row: Row, asked: Sequence[str]) -> Extras:
+    """The extras of a row and those that are asked for beside them.
+
+    Raises UsageError for what is neither a set of the matrix nor a requirement.
+    """
+    own, more = normalised(row.extras), normalised(asked)
+    names = tuple(sorted({*own, *more}))
+    sets = [matrix.extras[name] for name in names if name in matrix.extras]
+    packages = {name for name in names if name not in matrix.extras}
+    packages |= {package for one in sets for package in normalised(one.packages)}
+    extensions = [name for one in sets for name in one.extensions]
+    return Extras(
+        asked=more,
+        names=names,
+        packages=tuple(sorted(packages)),
+        extensions=tuple(dict.fromkeys([*row.extensions, *extensions])),
+        architectures=tuple(
+            row.architectures or dict.fromkeys(gpu for one in sets for gpu in one.architectures)
+        ),
+    )
+
+
+def normalised(names: Sequence[str]) -> tuple[str, ...]:
+    """Extras as they are compared: sorted, each once, spelt as package indexes spell them.
+
+    Raises UsageError for what can't be one.
+    """
+    found = set()
+    for name in names:
+        try:
+            one = Requirement(name)
+        except InvalidRequirement:
+            one = None
+        if one is None or one.url or one.marker:
+            raise UsageError(
+                f"extras: {name!r} is neither a set of matrix.yaml nor a package",
+                "Write a name, with versions where they matter: transformers<5",
+            )
+        options = f"[{','.join(sorted(one.extras))}]" if one.extras else ""
+        found.add(f"{canonicalize_name(one.name)}{options}{one.specifier}")
+    return tuple(sorted(found))
+
+
+def suffix(names: Sequence[str]) -> str:
+    """What the tag of an image with these extras ends in: -hf-wandb; "" without any.
+
+    Versions can't stand in a tag, so a hash takes the place of names that have one.
+    """
+    wanted = normalised(names)
+    text = "-".join(wanted)
+    if len(text) > LONGEST or any(not one.replace("-", "").isalnum() for one in wanted):
+        text = f"extras-{hashlib.sha256(' '.join(wanted).encode()).hexdigest()[:10]}"
+    return f"-{text}" if text else ""
