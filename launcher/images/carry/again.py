@@ -151,6 +151,7 @@ def request(
         departures.builder,
         no_cache=True,
         architectures=labels.get(f"{LABEL}architectures"),
+        extras=tuple(labels.get(f"{LABEL}extras", "").split()),
     )
 
 

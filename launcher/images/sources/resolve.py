@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
@@ -66,14 +67,14 @@ class ResolvedSet:
 def resolve(wanted: RequirementSet, site: Settings) -> ResolvedSet:
     """Have uv choose wheels that fit: those before, else the newest.
 
-    It asks as the user configured pip, then PyTorch's index as well. Raises BuildError, which names
-    the two requirements that clash where uv tells them.
+    It asks as the user configured pip, then PyTorch's index as well, unless torch is there. Raises
+    BuildError, which names the two requirements that clash where uv tells them.
     """
     if not wanted.requirements:
         return ResolvedSet([], {})
     pip = index.Pip.configured(site)
     with owned.scratch(site.cache) as folder:
-        for more in dict.fromkeys(("", site.torch_index)):
+        for more in dict.fromkeys(("", "" if "torch" in wanted.there else site.torch_index)):
             # Addresses stand in a file: all users of the machine see a command line.
             lines = [*pip.requirement_lines(more), *wanted.requirements]
             _write(folder / "requirements.in", lines)
@@ -89,7 +90,7 @@ def resolve(wanted: RequirementSet, site: Settings) -> ResolvedSet:
             if not done.returncode:
                 return _read(found.read_text(encoding="utf-8"), wanted)
     said = fetch.without_login(done.stderr)
-    if clash := clash_in(said, wanted.there):
+    if clash := clash_in(said, wanted.there, wanted.limits):
         raise BuildError(clash)
     raise BuildError(f"uv can't resolve it:\n{fetch.last_errors(said)}")
 
@@ -180,13 +181,14 @@ def _same(one: str, other: str) -> bool:
         return one == other
 
 
-def clash_in(said: str, there: Mapping[str, str]) -> str | None:
+def clash_in(said: str, there: Mapping[str, str], limits: Sequence[str] = ()) -> str | None:
     """What uv says can't be met, as one sentence: who needs what, and what there is instead.
 
-    uv explains by steps; the first step that ends at what is there is the cause. None where uv
-    tells of none: then its own text has to do.
+    uv explains by steps; the first step that ends at what is there, or at a limit, is the cause.
+    None where uv tells of none: then its own text has to do.
     """
     text = " ".join(said.split())
+    bounds = {canonicalize_name(one.name): str(one.specifier) for one in map(Requirement, limits)}
     clashes = (
         rf"(?P<who>{NAME}(?:{SPECIFIER})?) depends? on (?P<name>{NAME})(?P<limit>{SPECIFIER})",
         rf"(?P<who>you) require (?P<name>{NAME})(?P<limit>{SPECIFIER})",
@@ -194,9 +196,11 @@ def clash_in(said: str, there: Mapping[str, str]) -> str | None:
     for pattern in clashes:
         for one in re.finditer(pattern, text):
             name, limit = canonicalize_name(one["name"]), one["limit"].replace(" ", "")
+            who = f"{one['who']} needs " if one["who"] != "you" else "this asks for "
             if name in there and not _within(there[name], limit):
-                who = f"{one['who']} needs " if one["who"] != "you" else "this asks for "
                 return f"{who}{name}{limit}, and the base has {name} {there[name]}"
+            if name in bounds and bounds[name] != limit:
+                return f"{who}{name}{limit}, and here it is limited to {name}{bounds[name]}"
     missing = (
         (rf"({NAME})(?:{SPECIFIER})? (?:has|have) no (?:usable )?wheels", NO_WHEEL),
         (rf"({NAME}) was not found", "no index has a package {}"),
