@@ -142,6 +142,7 @@ def verify(args: Namespace) -> int:
     MEGATRON,
     BASES,
     BUILDER,
+    EXTRAS,
     argument("--platform", "linux/arm64, of a row for several; else the engine's", "OS/ARCH"),
     flag("--no-images", "leave base and builder out"),
     either(
@@ -172,16 +173,18 @@ def _fetch(args: Namespace, site: Settings, progress: Progress) -> int:
 
     matrix = load_matrix(site.matrix)
     lock = load_lock(site.matrix.with_suffix(".lock"))
-    requests = _requests(args, matrix)
+    requests = _requests(args, matrix, extras=tuple((args.extras or "").split()))
     client = None if args.no_images else _engine(bool(args.bundle), progress)
     own = _platform(client, args.platform) if client else None
     rows = []
     for request in requests:
         usual = own if own in matrix.rows[request.tag].platforms else None
         where = args.platform or usual
-        rows.append((recipe(matrix, lock, request.tag, request.megatron, where), request))
+        rows.append(
+            (recipe(matrix, lock, request.tag, request.megatron, where, request.extras), request)
+        )
     images = client and StartImages(client, site, progress, lock.images, matrix.moving)
-    fetched, failed = inputs.fetch_all(rows, images, site, progress)
+    fetched, failed = inputs.fetch_all(rows, matrix, images, site, progress)
     for one in fetched:
         size = sum(path.stat().st_size for path in one.files) / 1e6
         held = f"{len(one.files)} files, {size:.1f} MB; {len(set(one.images.values()))} images"

@@ -155,19 +155,12 @@ class Builds:
 
     def _with_extras(self, request: BuildRequest, made: Recipe, base: pins.StartImage) -> Recipe:
         """The recipe with its extras' pins: those of a lock that holds here, else resolved now."""
-        if not made.extras.packages:
-            return made
-        lock = extras.find_lock(made, self.matrix, self.site)
-        if lock is None or lock.base != base.digest:
-            seen = self._look_into_base(request, made.row, base)
-            ground = extras.ground(base.digest, seen.packages, seen.limits, seen.glibc, made)
-            if lock is None or not lock.holds_on(ground):
-                self.progress.step(f"resolve {' '.join(made.extras.names)}")
-                lock = extras.resolve_lock(made, self.matrix, ground, self.site)
-                self.progress.close()
-                at = extras.keep(lock, made, self.site)
-                self.progress.note(f"{made.tag}: the extras are locked in {at}")
-        return extras.with_lock(made, lock)
+
+        def look() -> extras.Ground:
+            return ground(self._look_into_base(request, made.row, base), base, made)
+
+        where = self.site, self.progress
+        return extras.settled(made, self.matrix, base.digest, look, *where)
 
     def _start(self, request: BuildRequest) -> tuple[pins.StartImage, pins.StartImage]:
         """Base and builder of a request.
@@ -233,7 +226,7 @@ class Builds:
         made = inputs.recipe
         self.progress.step(f"fetch {sum(map(len, made.pins.values()))} Python packages")
         wheels = {
-            group: fetch.wheels(pins, made.row.python, self.site, made.platform, made.glibc)
+            group: fetch.wheels(pins, made.row.python, self.site, made.platform, made.glibc(group))
             for group, pins in made.pins.items()
         }
         self.progress.step(f"patch Megatron {inputs.source.release}")
@@ -305,6 +298,11 @@ class Builds:
     def _tag(self, image: str, names: list[str]) -> None:
         for name in names:
             self.client.api.tag(image, *name.split(":"))
+
+
+def ground(seen: verify.BuildFacts, base: pins.StartImage, made: Recipe) -> extras.Ground:
+    """What a recipe's extras are put on, by what was seen in its base."""
+    return extras.ground(base.digest, seen.packages, seen.limits, seen.glibc, made)
 
 
 @contextmanager

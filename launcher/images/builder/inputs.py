@@ -6,12 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from launcher.base.errors import LauncherError
+from launcher.base.errors import BuildError, LauncherError
 from launcher.base.screen import Progress
 from launcher.base.settings import Settings
-from launcher.images.builder.image import BuildRequest
+from launcher.images.builder import verify
+from launcher.images.builder.image import BuildRequest, ground
 from launcher.images.matrix.recipe import Recipe
-from launcher.images.sources import extensions, fetch, source
+from launcher.images.matrix.schema import Matrix
+from launcher.images.sources import extensions, extras, fetch, source
 from launcher.images.sources.pins import StartImages
 
 
@@ -39,14 +41,18 @@ Wanted = tuple[Recipe, BuildRequest]
 
 
 def fetch_all(
-    rows: Sequence[Wanted], images: StartImages | None, site: Settings, progress: Progress
+    rows: Sequence[Wanted],
+    matrix: Matrix,
+    images: StartImages | None,
+    site: Settings,
+    progress: Progress,
 ) -> tuple[list[FetchedInputs], list[tuple[Recipe, LauncherError]]]:
     """Fetch every row's inputs, images where they are given; a row that fails stops no other."""
     fetched: list[FetchedInputs] = []
     failed: list[tuple[Recipe, LauncherError]] = []
     for recipe, request in rows:
         try:
-            fetched.append(_fetch(recipe, request, images, site, progress))
+            fetched.append(_fetch(recipe, request, matrix, images, site, progress))
         except LauncherError as error:
             progress.fail()
             failed.append((recipe, error))
@@ -56,6 +62,7 @@ def fetch_all(
 def _fetch(
     recipe: Recipe,
     request: BuildRequest,
+    matrix: Matrix,
     images: StartImages | None,
     site: Settings,
     progress: Progress,
@@ -65,15 +72,32 @@ def _fetch(
     Raises BuildError for what can't be fetched or isn't what is locked, EngineError for an image
     that can't be had.
     """
+    chosen = {recipe.row.base: request.base, recipe.builder: request.builder}
+    found = {name: images.find(name, own) for name, own in chosen.items()} if images else {}
+    base = found.get(recipe.row.base)
+
+    def look() -> extras.Ground:
+        if images is None or base is None:
+            raise BuildError(
+                f"{recipe.tag}: these extras have no lock here, and there is no base to look into",
+                "Fetch it where a container engine answers, and without --no-images.",
+            )
+        return ground(verify.look(images.client, base.id, base.name), base, recipe)
+
+    known = base.digest if base else ""
+    recipe = extras.settled(recipe, matrix, known, look, site, progress)
     progress.step(f"{recipe.tag}: {len(recipe.wheels)} Python packages")
-    files = fetch.wheels(recipe.wheels, recipe.row.python, site, recipe.platform)
+    files = [extras.cached(recipe.extras_lock, recipe, site)] if recipe.extras_lock else []
+    for group, pins in recipe.pins.items():
+        where = recipe.row.python, site, recipe.platform, recipe.glibc(group)
+        files += fetch.wheels(pins, *where)
     progress.step(f"{recipe.tag}: Megatron {recipe.release} from {recipe.kind}")
-    found = source.locked(recipe, site)
+    at = source.locked(recipe, site)
     commits = []
     if recipe.kind == "git":
-        commits.append(Commit(recipe.named.git.url, found.revision, found.at))
+        commits.append(Commit(recipe.named.git.url, at.revision, at.at))
     else:
-        files.append(found.at)
+        files.append(at.at)
     progress.close()
     if python := fetch.interpreter(recipe, site, progress):
         files.append(python)
@@ -82,8 +106,5 @@ def _fetch(
         for one in extensions.sources(recipe, site, progress)
         for path, git in one.commits.items()
     ]
-    ids = {}
-    if images is not None:
-        chosen = {recipe.row.base: request.base, recipe.builder: request.builder}
-        ids = {own or name: images.find(name, own).id for name, own in chosen.items()}
+    ids = {chosen[name] or name: image.id for name, image in found.items()}
     return FetchedInputs(recipe, tuple(files), tuple(commits), ids)

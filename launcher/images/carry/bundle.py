@@ -28,13 +28,13 @@ from launcher.images.carry import images, load, save
 from launcher.images.carry.check import Damage, DamagedError, damaged_files, read_list, read_listing
 from launcher.images.matrix.load import load_lock, load_matrix
 from launcher.images.matrix.recipe import recipe
-from launcher.images.matrix.schema import AMD64, GitUrl, Release, Tag
+from launcher.images.matrix.schema import AMD64, GitUrl, Package, Release, Tag
 from launcher.images.oci import layout
 from launcher.images.oci.archive import hex_of
 from launcher.images.oci.blocks import is_whole, read_listed
 from launcher.images.oci.container import name_image
 from launcher.images.oci.layout import Digest, Listing, Reference
-from launcher.images.sources import fetch, source
+from launcher.images.sources import extras, fetch, source
 
 if TYPE_CHECKING:
     from docker import DockerClient
@@ -54,11 +54,12 @@ class BundleFile(layout.LayoutFile):
 
 
 class PackedRow(layout.StrictLayout):
-    """A row whose inputs are in the bundle."""
+    """A row whose inputs are in the bundle; extras: what was asked for beside its own."""
 
     tag: Tag
     megatron: Release
     platform: str = AMD64
+    extras: tuple[Package, ...] = ()
 
 
 class PackedCommit(layout.StrictLayout):
@@ -134,9 +135,11 @@ def write_bundle(
             saved.append(packed)
             there += _files_of(packed, listing)
         recipes = [one.recipe for one in fetched]
-        rows = {(made.tag, made.release, made.platform) for made in recipes}
+        rows = {(made.tag, made.release, made.platform, made.extras.asked) for made in recipes}
         index = BundleIndex(
-            rows=tuple(PackedRow(tag=t, megatron=m, platform=p) for t, m, p in sorted(rows)),
+            rows=tuple(
+                PackedRow(tag=t, megatron=m, platform=p, extras=e) for t, m, p, e in sorted(rows)
+            ),
             commits=tuple(
                 PackedCommit(url=one.url, commit=id) for id, one in sorted(commits.items())
             ),
@@ -219,13 +222,15 @@ def check_bundle(folder: Path, progress: Progress) -> BundleIndex:
 
 
 def take_bundle(folder: Path, index: BundleIndex, site: Settings, progress: Progress) -> None:
-    """Put a checked bundle's files and commits into the cache."""
+    """Put a checked bundle's files and commits into the cache, locks of extras where they lie."""
     with owned.scratch(site.cache) as scratch:
         for file in index.files:
             name = file.path.rpartition("/")[2]
             if file.path.startswith("sha256/") and fetch.cached(file.sha256, site) is None:
                 progress.output(name)
-                fetch.store(_copy(folder, file, scratch / name), site)
+                at = fetch.store(_copy(folder, file, scratch / name), site)
+                if name.endswith(".yaml"):
+                    extras.take(at, site)
         for commit in index.commits:  # git fetches it from a repository made of its pack
             progress.output(commit.url)
             there = Path(tempfile.mkdtemp(dir=scratch))
@@ -278,7 +283,9 @@ def unmet(index: BundleIndex, site: Settings) -> list[tuple[str, str]]:
     found = []
     for row in index.rows:
         try:
-            here = recipe(matrix, lock, row.tag, row.megatron, row.platform)
+            here = recipe(matrix, lock, row.tag, row.megatron, row.platform, row.extras)
+            if own := extras.find_lock(here, matrix, site):
+                here = extras.with_lock(here, own)
             lacks = ", ".join(here.lacks(hashes, commits))
         except UsageError as error:
             lacks = error.problem

@@ -1,6 +1,8 @@
-"""The models of matrix.lock: what the matrix names, exactly."""
+"""The models of matrix.lock and of the locks of extras: what the matrix names, exactly."""
 
 from __future__ import annotations
+
+from typing import Annotated
 
 from pydantic import Field
 
@@ -13,6 +15,7 @@ from launcher.images.matrix.schema import (
     GitRef,
     GitSource,
     Name,
+    Package,
     Pin,
     Platform,
     Reference,
@@ -20,6 +23,7 @@ from launcher.images.matrix.schema import (
     Sha256,
     StrictMatrix,
     Tag,
+    Text,
 )
 
 
@@ -105,3 +109,20 @@ class Lock(StrictMatrix):
     packages: dict[Tag, list[Pin]]
     releases: dict[Release, LockedRelease]
     extensions: dict[Name, LockedExtension] = Field(default_factory=dict)
+
+
+class ExtrasLock(StrictMatrix):
+    """What some extras are on one base, exactly.
+
+    base: the digest or the ID of the image that they were resolved for; glibc: the minor version
+    of its glibc 2, which the wheels may need; rests_on: what they need of what is there already,
+    versions by name
+    """
+
+    tag: Tag
+    base: Digest
+    platform: Text
+    glibc: Annotated[int, Field(ge=5, le=99)]
+    requirements: list[Package]
+    rests_on: dict[Text, Text]
+    pins: list[Pin]

@@ -9,7 +9,13 @@ from typing import Literal
 from launcher.base.errors import UsageError
 from launcher.images.matrix.extras import NO_EXTRAS, Extras, extras_of
 from launcher.images.matrix.load import find_release, find_row
-from launcher.images.matrix.locked import Lock, LockedExtension, LockedImage, LockedRelease
+from launcher.images.matrix.locked import (
+    ExtrasLock,
+    Lock,
+    LockedExtension,
+    LockedImage,
+    LockedRelease,
+)
 from launcher.images.matrix.schema import (
     Extension,
     Interpreter,
@@ -20,6 +26,8 @@ from launcher.images.matrix.schema import (
     pinned_versions,
 )
 
+GLIBC = 28
+"""Minor version of the glibc 2 of the builder, which is older than any base's."""
 COMPILE = ("build", "extensions")
 """The groups of wheels that compile, of which none is in the image."""
 
@@ -31,8 +39,7 @@ class Recipe:
     release: of the matrix; kind: where its source is from; builder: the matrix's name of the image
     that compiles; images: base and builder with what is locked of them, if anything; pins: wheels
     by the folder below wheels/ that they are installed from; extensions: in the order in which they
-    are compiled; extras: what is added beside, whose pins are there once they are resolved;
-    glibc: minor version of the glibc 2 that their wheels may need
+    are compiled; extras: what is added beside, whose pins and lock are there once they are resolved
     """
 
     tag: str
@@ -48,12 +55,16 @@ class Recipe:
     interpreter: Interpreter | None
     extensions: Mapping[str, tuple[Extension, LockedExtension]]
     extras: Extras = NO_EXTRAS
-    glibc: int = 28
+    extras_lock: ExtrasLock | None = None
 
     @property
     def wheels(self) -> list[str]:
         """The pins of all groups, each once."""
         return list(dict.fromkeys(pin for pins in self.pins.values() for pin in pins))
+
+    def glibc(self, group: str) -> int:
+        """Minor version of the glibc 2 that the wheels of a group may need."""
+        return self.extras_lock.glibc if group == "extras" and self.extras_lock else GLIBC
 
     @property
     def added(self) -> list[str]:

@@ -6,28 +6,23 @@ that isn't there is made at the first build, in the site's own folder.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated
 
 import yaml
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
-from pydantic import Field
 
-from launcher.base import files, yamlfile
+from launcher.base import files, owned, yamlfile
 from launcher.base.errors import BuildError, nearest
+from launcher.base.screen import Progress
 from launcher.base.settings import Settings
 from launcher.images.matrix.extras import PROTECTED, suffix
-from launcher.images.matrix.recipe import Recipe
+from launcher.images.matrix.locked import ExtrasLock
+from launcher.images.matrix.recipe import GLIBC, Recipe
 from launcher.images.matrix.schema import (
-    Digest,
     Matrix,
-    Package,
-    Pin,
-    StrictMatrix,
-    Text,
     caps_of,
     outdated,
     pinned_versions,
@@ -36,38 +31,6 @@ from launcher.images.sources import fetch
 from launcher.images.sources.resolve import RequirementSet, resolve
 
 HEADER = "# Written by `launcher image build --extras`. Remove it to have it resolved anew.\n"
-
-
-class ExtrasLock(StrictMatrix):
-    """What some extras are on one base, exactly.
-
-    base: the digest or the ID of the image that they were resolved for; glibc: the minor version
-    of its glibc 2, which the wheels may need; rests_on: what they need of what is there already,
-    versions by name
-    """
-
-    base: Digest
-    platform: Text
-    glibc: Annotated[int, Field(ge=5, le=99)]
-    requirements: list[Package]
-    rests_on: dict[Text, Text]
-    pins: list[Pin]
-
-    def is_of(self, made: Recipe, limits: Sequence[str]) -> bool:
-        """Whether it was made for a recipe's extras, under limits that hold still."""
-        pinned = pinned_versions(self.pins)
-        still = [one for one in limits if canonicalize_name(Requirement(one).name) in pinned]
-        own = (self.platform, *self.requirements) == (made.platform, *made.extras.packages)
-        return own and not outdated(still, self.pins)
-
-    def holds_on(self, ground: Ground) -> bool:
-        """Whether it can be used on another base than its own, as it would be on that."""
-        there = ground.packages
-        return (
-            self.glibc <= ground.glibc
-            and all(there.get(name) == version for name, version in self.rests_on.items())
-            and not {*pinned_versions(self.pins)} & {*there}
-        )
 
 
 @dataclass(frozen=True)
@@ -81,7 +44,7 @@ class Ground:
     base: str
     packages: Mapping[str, str]
     limits: Sequence[str] = ()
-    glibc: int = fetch.GLIBC
+    glibc: int = GLIBC
 
 
 def ground(
@@ -94,13 +57,56 @@ def ground(
     own = {**packages, **pinned_versions(made.pins.get("packages", ()))}
     need = {n: v for n, v in pinned_versions(made.pins["runtime"]).items() if n not in own}
     minor = glibc.partition(".")[2]
-    return Ground(base, {**own, **need}, limits, int(minor) if minor.isdigit() else fetch.GLIBC)
+    return Ground(base, {**own, **need}, limits, int(minor) if minor.isdigit() else GLIBC)
+
+
+def is_of(lock: ExtrasLock, made: Recipe, limits: Sequence[str]) -> bool:
+    """Whether a lock was made for a recipe's extras, under limits that hold still."""
+    pinned = pinned_versions(lock.pins)
+    still = [one for one in limits if canonicalize_name(Requirement(one).name) in pinned]
+    own = (lock.platform, *lock.requirements) == (made.platform, *made.extras.packages)
+    return own and not outdated(still, lock.pins)
+
+
+def holds_on(lock: ExtrasLock, on: Ground) -> bool:
+    """Whether a lock can be used on another base than its own, as it would be on that."""
+    return (
+        lock.glibc <= on.glibc
+        and all(on.packages.get(name) == version for name, version in lock.rests_on.items())
+        and not {*pinned_versions(lock.pins)} & {*on.packages}
+    )
 
 
 def with_lock(made: Recipe, lock: ExtrasLock) -> Recipe:
     """The recipe with the pins of its extras."""
-    pins = {**made.pins, "extras": lock.pins}
-    return replace(made, pins=pins, glibc=lock.glibc)
+    return replace(made, pins={**made.pins, "extras": lock.pins}, extras_lock=lock)
+
+
+def settled(
+    made: Recipe,
+    matrix: Matrix,
+    base: str,
+    look: Callable[[], Ground],
+    site: Settings,
+    progress: Progress,
+) -> Recipe:
+    """The recipe with its extras' pins: those of a lock that holds, else resolved now and kept.
+
+    base: the digest of the image that it is built on; look: called where the lock was made for
+    another one, or where there is none. Raises BuildError as `resolve_lock` does.
+    """
+    if not made.extras.packages:
+        return made
+    lock = find_lock(made, matrix, site)
+    if lock is None or lock.base != base:
+        on = look()
+        if lock is None or not holds_on(lock, on):
+            progress.step(f"resolve {' '.join(made.extras.names)}")
+            lock = resolve_lock(made, matrix, on, site)
+            progress.close()
+            at = keep_text(dump(lock), path_of(made), site)
+            progress.note(f"{made.tag}: the extras are locked in {at}")
+    return with_lock(made, lock)
 
 
 def path_of(made: Recipe) -> Path:
@@ -117,7 +123,8 @@ def find_lock(made: Recipe, matrix: Matrix, site: Settings) -> ExtrasLock | None
     limits = limits_of(made, matrix)
     for folder in (site.matrix.parent / "extras", site.extras):
         path = folder / path_of(made)
-        if path.is_file() and (lock := yamlfile.load(path, ExtrasLock)).is_of(made, limits):
+        lock = yamlfile.load(path, ExtrasLock) if path.is_file() else None
+        if lock and is_of(lock, made, limits):
             return lock
     return None
 
@@ -129,9 +136,22 @@ def locks(site: Settings) -> Iterator[ExtrasLock]:
             yield yamlfile.load(path, ExtrasLock)
 
 
-def keep(lock: ExtrasLock, made: Recipe, site: Settings) -> Path:
-    """Write a lock into the site's own folder; where it lies."""
-    return keep_text(dump(lock), path_of(made), site)
+def cached(lock: ExtrasLock, made: Recipe, site: Settings) -> Path:
+    """A lock as a file of the cache, for what carries a build's inputs elsewhere."""
+    with owned.scratch(site.cache) as folder:
+        path = folder / path_of(made).name
+        path.write_text(dump(lock), encoding="utf-8")
+        return fetch.store(path, site)
+
+
+def take(path: Path, site: Settings) -> None:
+    """Put a lock that came from elsewhere into the site's own folder, unless one is there.
+
+    Raises UsageError for a file that is no lock.
+    """
+    lock = yamlfile.load(path, ExtrasLock)
+    if not (site.extras / lock.tag / path.name).exists():
+        keep_text(dump(lock), Path(lock.tag, path.name), site)
 
 
 def keep_text(text: str, at: Path, site: Settings) -> Path:
@@ -175,6 +195,7 @@ def resolve_lock(made: Recipe, matrix: Matrix, on: Ground, site: Settings) -> Ex
     except BuildError as error:
         raise BuildError(f"{what}: {error.problem}", _remedy(error, made, matrix)) from error
     return ExtrasLock(
+        tag=made.tag,
         base=on.base,
         platform=made.platform,
         glibc=on.glibc,

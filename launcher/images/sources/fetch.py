@@ -19,7 +19,7 @@ from launcher.base import files, owned
 from launcher.base.errors import BuildError
 from launcher.base.screen import Progress
 from launcher.base.settings import Settings
-from launcher.images.matrix.recipe import Recipe, sha256_of_pin
+from launcher.images.matrix.recipe import GLIBC, Recipe, sha256_of_pin
 from launcher.images.matrix.schema import AMD64, Interpreter
 from launcher.images.oci.blocks import blocks_of, sha256_of
 
@@ -35,8 +35,6 @@ HARMLESS = {"PIP_CONSTRAINT": os.devnull, "PIP_USER": "0"}
 """What else would, in a user's variables or in a pip.conf, which variables go before."""
 
 ANSWER_WITHIN = 60  # seconds, for a server that sends a file
-GLIBC = 28
-"""Minor version of the glibc 2 of the builder, which is older than any base's."""
 
 
 def target_options(python: str, platform: str = AMD64, glibc: int = GLIBC) -> list[str]:

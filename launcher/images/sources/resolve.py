@@ -20,6 +20,7 @@ from packaging.version import InvalidVersion, Version
 from launcher.base import owned
 from launcher.base.errors import BuildError
 from launcher.base.settings import Settings
+from launcher.images.matrix.recipe import GLIBC
 from launcher.images.matrix.schema import AMD64, pinned_versions
 from launcher.images.sources import fetch, index
 
@@ -53,7 +54,7 @@ class RequirementSet:
     platform: str = AMD64
     there: Mapping[str, str] = field(default_factory=dict)
     limits: Sequence[str] = ()
-    glibc: int = fetch.GLIBC
+    glibc: int = GLIBC
 
 
 @dataclass(frozen=True)
