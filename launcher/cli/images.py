@@ -245,9 +245,11 @@ def _cache(args: Namespace) -> int:
     from launcher.images.carry import prune
     from launcher.images.matrix.load import load_lock, load_matrix
     from launcher.images.matrix.recipe import locked_hashes
+    from launcher.images.sources import extras
 
     site, matrix = settings(), load_matrix()
     hashes = {*locked_hashes(load_lock()), *(one.sha256 for one in matrix.interpreters.values())}
+    hashes |= extras.locked_hashes(site)
     chosen = prune.downloads(site, hashes, matrix.repositories)
     size = sum(map(prune.bytes_in, chosen))
     for folder in chosen:

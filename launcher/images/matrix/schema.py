@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.utils import canonicalize_name
-from packaging.version import Version
+from packaging.version import InvalidVersion, Version
 from pydantic import (
     AfterValidator,
     BaseModel,
@@ -35,6 +35,14 @@ def _specifier(value: str) -> str:
         SpecifierSet(value)
     except InvalidSpecifier as error:
         raise ValueError('not a version specifier such as ">=2.6,<3"') from error
+    return value
+
+
+def _version(value: str) -> str:
+    try:
+        Version(value)
+    except InvalidVersion as error:
+        raise ValueError("not a version such as 2.4.0") from error
     return value
 
 
@@ -184,9 +192,12 @@ class ExtrasSet(StrictMatrix):
 
 
 class Cap(StrictMatrix):
-    """A limit of a package's versions on some versions of torch, which its own metadata lacks."""
+    """A limit of a package's versions on an older torch, which its own metadata doesn't say.
 
-    torch: Specifier
+    torch_before: a version; 2.4.0a0 is before 2.4.0, as to the packages that ask for it
+    """
+
+    torch_before: Annotated[Text, AfterValidator(_version)]
     package: Package
     because: Text
 
@@ -361,14 +372,14 @@ class Matrix(StrictMatrix):
 
 def caps_of(torch: str, caps: Sequence[Cap]) -> list[Cap]:
     """The caps that hold on a version of torch. Raises InvalidVersion."""
-    return [cap for cap in caps if meets(torch, cap.torch)]
+    return [cap for cap in caps if Version(torch) < Version(cap.torch_before)]
 
 
 def misfit(row: Row, version: str, release: MegatronRelease) -> str | None:
     """Why `release` can't be used on `row` by its own metadata, or None where it can."""
     for name, limit in (("python", release.python), ("torch", release.torch)):
         have = getattr(row, name)
-        if limit and not meets(have, limit):
+        if limit and not _meets(have, limit):
             return f"Megatron {version} requires {name} {limit}, and the base has {have}"
     return None
 
@@ -376,11 +387,10 @@ def misfit(row: Row, version: str, release: MegatronRelease) -> str | None:
 def caution(row: Row, release: MegatronRelease) -> str | None:
     """What is known to be wrong with `release` on the torch of `row`, or None."""
     known = release.caution
-    return known.because if known and meets(row.torch, known.torch) else None
+    return known.because if known and _meets(row.torch, known.torch) else None
 
 
-def meets(version: str, limit: str) -> bool:
-    """Whether a version is within a limit, a pre-release like any other."""
+def _meets(version: str, limit: str) -> bool:
     return SpecifierSet(limit).contains(Version(version), prereleases=True)
 
 

@@ -20,7 +20,7 @@ from launcher.base.screen import Progress
 from launcher.base.settings import Settings
 from launcher.images.matrix.extras import PROTECTED, suffix
 from launcher.images.matrix.locked import ExtrasLock
-from launcher.images.matrix.recipe import GLIBC, Recipe
+from launcher.images.matrix.recipe import GLIBC, Recipe, sha256_of_pin
 from launcher.images.matrix.schema import (
     Matrix,
     caps_of,
@@ -129,11 +129,14 @@ def find_lock(made: Recipe, matrix: Matrix, site: Settings) -> ExtrasLock | None
     return None
 
 
-def locks(site: Settings) -> Iterator[ExtrasLock]:
-    """All locks beside the matrix and in the site's own folder. Raises as `find_lock` does."""
-    for folder in (site.matrix.parent / "extras", site.extras):
-        for path in sorted(folder.glob("*/*.yaml")):
-            yield yamlfile.load(path, ExtrasLock)
+def locked_hashes(site: Settings) -> set[str]:
+    """The sha256 of every file that a lock of extras names, wherever the locks lie.
+
+    Raises UsageError as `find_lock` does.
+    """
+    folders = (site.matrix.parent / "extras", site.extras)
+    found = (yamlfile.load(path, ExtrasLock) for one in folders for path in one.glob("*/*.yaml"))
+    return {sha256_of_pin(pin) for lock in found for pin in lock.pins}
 
 
 def cached(lock: ExtrasLock, made: Recipe, site: Settings) -> Path:

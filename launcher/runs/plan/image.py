@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from launcher.base.errors import EngineError, UsageError, nearest
 from launcher.base.names import LABEL
+from launcher.images.matrix.extras import suffix
 from launcher.runs.runfile.config import Image
 
 if TYPE_CHECKING:
@@ -32,7 +33,8 @@ def reference(image: Image) -> str:
     """The name the engine knows the image by."""
     if image.name:
         return image.name
-    return f"megatron:{image.tag}" + (f"-{image.megatron}" if image.megatron else "")
+    release = f"-{image.megatron}" if image.megatron else ""
+    return f"megatron:{image.tag}{release}{suffix(image.extras)}"
 
 
 def labelled(labels: Mapping[str, str]) -> ImageFacts:
@@ -64,4 +66,6 @@ def absent(image: Image) -> EngineError:
     if image.name:
         return EngineError(f"no image {image.name}", f"docker pull {image.name}")
     release = f" MEGATRON={image.megatron}" if image.megatron else ""
-    return EngineError(f"no image {reference(image)}", f"make image TAG={image.tag}{release}")
+    extras = f' EXTRAS="{" ".join(image.extras)}"' if image.extras else ""
+    command = f"make image TAG={image.tag}{release}{extras}"
+    return EngineError(f"no image {reference(image)}", command)

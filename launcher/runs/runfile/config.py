@@ -14,6 +14,7 @@ from pydantic import ConfigDict, Field, model_serializer, model_validator
 from launcher.runs.payload import PYTHON
 from launcher.runs.runfile.clusters import Kubernetes, Slurm
 from launcher.runs.runfile.values import (
+    Extra,
     Flag,
     Fraction,
     GpuRequest,
@@ -38,13 +39,17 @@ from launcher.runs.runfile.values import (
 
 
 class Image(Strict):
-    """The image: a row of the matrix by its tag, or any image by its full name."""
+    """The image: a row of the matrix by its tag, or any image by its full name.
+
+    `extras` are packages and named sets of the matrix that it was built with beside the row's own.
+    """
 
     tag: Tag | None = None
     name: Reference | None = None
     megatron: Annotated[Text, Matching(r"\d+\.\d+\.\d+[\w.+-]*", 'a release: "0.9.0"')] | None = (
         None
     )
+    extras: list[Extra] = Field(default_factory=list)
     python: Annotated[Text, Matching(r"[\w./+-]+", "a program: /opt/venv/bin/python")] = PYTHON
 
     @model_validator(mode="before")
@@ -59,6 +64,8 @@ class Image(Strict):
     def _one(self) -> Image:
         if (self.tag is None) == (self.name is None):
             raise ValueError("give a tag of the matrix or the full name of an image, one of both")
+        if self.name and self.extras:
+            raise ValueError("extras are of a tag of the matrix: another image has what it has")
         return self
 
 

@@ -201,6 +201,8 @@ def _either(*kinds: dict[str, Any], **limits: Any) -> WithJsonSchema:
     return WithJsonSchema({"anyOf": [*kinds], **limits})
 
 
+_VERSION = r"(===|[<>=!~]=|[<>])[\w.*+!-]+"
+_EXTRA = rf"[A-Za-z0-9][\w.-]*(\[[\w,.-]+\])?({_VERSION}(,{_VERSION})*)?"
 MOST_STEPS = 50
 """A step of a large model is tens of megabytes of trace, and a profiler keeps all in memory."""
 
@@ -227,6 +229,7 @@ Fraction = Annotated[
 ]
 NotNegative = Annotated[float, Field(ge=0), BeforeValidator(_number), _either(*NUMBERS, minimum=0)]
 Name = Annotated[Text, Matching(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,60}", "a name: gpt2-small")]
+Extra = Annotated[Text, Matching(_EXTRA, "a package or a set of the matrix: transformers<5")]
 Tag = Annotated[Text, BeforeValidator(_tag), AfterValidator(names.tag), _either(*TAGS)]
 Reference = Annotated[
     Text, Matching(names.IMAGE, "an image's name: nvcr.io/nvidia/pytorch:24.10-py3")

@@ -86,7 +86,7 @@ class TrialPlace:
     """
 
     folder: Path
-    image: Mapping[str, str]
+    image: Mapping[str, Any]
     gpus: int
     processes: int
     seconds: float
@@ -260,7 +260,7 @@ RUNS, WARNS, FAILS, SKIPPED = "runs", "runs with warnings", "fails", "skipped"
 
 def attempts(
     chosen: Backend,
-    image: Mapping[str, str],
+    image: Mapping[str, Any],
     gpus: str,
     seconds: float,
     found: Mapping[str, Fact],
