@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 @command(flag("--keys", "of each row with each release: the key of its image"))
 def list_(args: Namespace) -> int:
-    """The rows of the matrix."""
+    """The rows of the matrix, and the sets of extras."""
     from launcher.base.settings import settings
     from launcher.images.matrix.load import load_lock, load_matrix
     from launcher.images.matrix.render import table
@@ -45,7 +45,10 @@ def list_(args: Namespace) -> int:
         for line in keys(load_matrix(), load_lock(at.with_suffix(".lock")), at.parent):
             print(*line)
         return 0
-    print(table(load_matrix()), end="")
+    matrix = load_matrix()
+    print(table(matrix), end="")
+    for name, one in matrix.extras.items():
+        print(f"EXTRAS={name}: {one.purpose} ({', '.join([*one.packages, *one.extensions])})")
     return 0
 
 

@@ -92,13 +92,14 @@ def settled(
 ) -> Recipe:
     """The recipe with its extras' pins: those of a lock that holds, else resolved now and kept.
 
-    base: the digest of the image that it is built on; look: called where the lock was made for
-    another one, or where there is none. Raises BuildError as `resolve_lock` does.
+    base: the digest of the image that it is built on, "" where that isn't known and a lock is taken
+    as it is; look: called where the lock was made for another base, or where there is none. Raises
+    BuildError as `resolve_lock` does.
     """
     if not made.extras.packages:
         return made
     lock = find_lock(made, matrix, site)
-    if lock is None or lock.base != base:
+    if lock is None or (base and lock.base != base):
         on = look()
         if lock is None or not holds_on(lock, on):
             progress.step(f"resolve {' '.join(made.extras.names)}")

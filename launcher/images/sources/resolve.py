@@ -68,14 +68,14 @@ class ResolvedSet:
 def resolve(wanted: RequirementSet, site: Settings) -> ResolvedSet:
     """Have uv choose wheels that fit: those before, else the newest.
 
-    It asks as the user configured pip, then PyTorch's index as well, unless torch is there. Raises
-    BuildError, which names the two requirements that clash where uv tells them.
+    It asks as the user configured pip, then PyTorch's index as well, unless something is there
+    already. Raises BuildError, which names the two requirements that clash where uv tells them.
     """
     if not wanted.requirements:
         return ResolvedSet([], {})
     pip = index.Pip.configured(site)
     with owned.scratch(site.cache) as folder:
-        for more in dict.fromkeys(("", "" if "torch" in wanted.there else site.torch_index)):
+        for more in dict.fromkeys(("", "" if wanted.there else site.torch_index)):
             # Addresses stand in a file: all users of the machine see a command line.
             lines = [*pip.requirement_lines(more), *wanted.requirements]
             _write(folder / "requirements.in", lines)

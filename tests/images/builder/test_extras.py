@@ -1,4 +1,4 @@
-"""Extras: resolved against what a base has, refused with what clashes, kept in a lock that holds."""
+"""Extras: resolved against what a base has, refused with what clashes, kept in a lock."""
 
 from __future__ import annotations
 

@@ -1,0 +1,145 @@
+"""Extras in a real image: on a stand-in base that has packages and limits as NGC's have."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from launcher.base.screen import Progress
+from launcher.base.settings import Settings
+from launcher.images.builder import beside, verify
+from launcher.images.builder.image import BuildRequest, Builds
+from tests.conftest import NAMES
+from tests.e2e.command import in_image, launcher, layers, matrix_folder, refused, tarred
+
+if TYPE_CHECKING:
+    from docker import DockerClient
+
+    from launcher.images.engine.acquire import BaseNames
+
+pytestmark = pytest.mark.engine
+
+THERE = {"numpy": "1.26.4", "packaging": "23.2", "regex": "2023.12.25"}
+LIMIT = b"urllib3<2.3\nnumpy==1.26.0\n"
+BASE = """
+FROM {}
+COPY wheels /wheels
+COPY constraint.txt /etc/pip/constraint.txt
+RUN python3 -m pip install --no-index --no-deps --break-system-packages /wheels/*.whl
+"""
+WHERE = "import {0}; print({0}.__file__)"
+
+
+@pytest.fixture(scope="module")
+def base(
+    engine: DockerClient, python_image: str, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[str]:
+    """A base with numpy 1.26, packaging, regex and a constraint file."""
+    folder = tmp_path_factory.mktemp("wheels")
+    wanted = [f"{name}=={version}" for name, version in THERE.items()]
+    options = ["--no-deps", "--only-binary=:all:", "--python-version=3.11", "--dest", str(folder)]
+    command = [sys.executable, "-m", "pip", "download", "--quiet", *options, *wanted]
+    subprocess.run(command, check=True)
+    files = {f"wheels/{path.name}": path.read_bytes() for path in folder.iterdir()}
+    files |= {"constraint.txt": LIMIT, "Dockerfile": BASE.format(python_image).encode()}
+    name = "launchpad-test:as-ngc"
+    context = io.BytesIO(tarred(files))
+    engine.images.build(fileobj=context, custom_context=True, tag=name, rm=True)
+    yield name
+    engine.images.remove(name, force=True)
+
+
+@pytest.fixture(scope="module")
+def builds(
+    engine: DockerClient, site: Settings, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Builds]:
+    """Row 24.10 with this base's Python, and locks of its own."""
+    row = {"python": "3.11", "megatron": "0.10.0", "source": "sdist"}
+    folder = tmp_path_factory.mktemp("matrix")
+    own = replace(site, matrix=matrix_folder(folder, {"24.10": row}), extras=folder / "locks")
+    made = Builds(engine, own, Progress(), f"{NAMES}-extras")
+    yield made
+    for image in engine.images.list(f"{NAMES}-extras"):
+        engine.images.remove(image.id, force=True)
+
+
+def test_extras_change_nothing_of_the_base_and_give_one_image(
+    engine: DockerClient, builds: Builds, base: str, bases: BaseNames
+) -> None:
+    """What we added stood before NVIDIA's own packaging; no image could have the rest."""
+    wanted = BuildRequest("24.10", base=base, builder=bases.builder, extras=("tiktoken",))
+    first = builds.build(wanted)
+    assert first.names[-1].endswith(":24.10-tiktoken")
+    anew = replace(wanted, no_cache=True)
+    assert builds.build(anew).id == first.id
+    seen = [verify.look(engine, image, image).packages for image in (base, first.id)]
+    assert seen[1].items() >= seen[0].items() >= THERE.items()
+    assert seen[1]["urllib3"].startswith("2.2.")  # by the constraint file
+    for package, place in (("packaging", "dist-packages"), ("einops", "/opt/megatron/lib")):
+        assert place in in_image(engine, first.id, "python3", "-c", WHERE.format(package))
+    assert "/opt/extras/lib" in in_image(
+        engine, first.id, "python3", "-c", WHERE.format("tiktoken")
+    )
+    assert len(layers(engine, first.id)) == len(layers(engine, base)) + 2
+
+    record = beside.record(engine, first.id)
+    assert record["of_base"] == {name: THERE[name] for name in ("packaging", "regex")}
+    listed = {one["name"] for one in beside.kept(first.id, builds.site).sbom["components"]}  # type: ignore[index]
+    assert {"tiktoken", "urllib3", "einops"} <= listed
+    assert not listed & {"packaging", "regex", "numpy"}
+
+    labels = engine.api.inspect_image(first.id)["Config"]["Labels"]
+    assert labels["megatron-launchpad.extras"] == "tiktoken"
+    assert builds.build(replace(wanted, extras=())).id != first.id
+
+
+@pytest.mark.parametrize(
+    ("extras", "told"),
+    [
+        ("numpy>=2", "this asks for numpy>=2, and the base has numpy 1.26.4"),
+        ("urllib3>2.3", "here it is limited to urllib3<2.3"),
+        ("deepep", "deep-ep has no wheel"),
+        ("torch", "they need torch, triton, which the base hasn't"),
+    ],
+)
+def test_what_clashes_is_refused_before_anything_is_built(
+    builds: Builds, base: str, bases: BaseNames, extras: str, told: str
+) -> None:
+    instead = ("--base", base, "--builder", bases.builder)
+    env = {"LAUNCHER_MATRIX": str(builds.site.matrix), "LAUNCHER_EXTRAS": str(builds.site.extras)}
+    done = launcher("image", "build", "24.10", *instead, "--extras", extras, **env)
+    refused(done, 122, told)
+    assert "build [" not in done.stderr
+
+
+def test_an_image_with_extras_goes_into_a_bundle_with_their_lock(
+    builds: Builds, base: str, bases: BaseNames, tmp_path: Path
+) -> None:
+    """Else a machine without a network would have to resolve them anew."""
+    instead = ("--base", base, "--builder", bases.builder, "--extras", "tiktoken")
+    env = {"LAUNCHER_MATRIX": str(builds.site.matrix), "LAUNCHER_EXTRAS": str(builds.site.extras)}
+    there, cache = str(tmp_path / "bundle"), str(tmp_path / "cache")
+    refused(
+        launcher("fetch", "24.10", *instead, "--no-images", **{**env, "LAUNCHER_EXTRAS": cache}),
+        122,
+    )
+    builds.build(BuildRequest("24.10", base=base, builder=bases.builder, extras=("tiktoken",)))
+    done = launcher("fetch", "24.10", *instead, "--no-images", "--bundle", there, **env)
+    assert done.returncode == 0, done.stderr
+    elsewhere = {**env, "LAUNCHER_CACHE": cache, "LAUNCHER_EXTRAS": str(tmp_path / "extras")}
+    taken = launcher("fetch", "--from", there, **elsewhere)
+    assert taken.returncode == 0, taken.stderr
+    assert "wants what" not in taken.stderr
+    (lock,) = (tmp_path / "extras").rglob("*.yaml")
+    assert lock.read_text() == (builds.site.extras / "24.10" / lock.name).read_text()
+    assert json.loads((Path(there) / "bundle.json").read_text())["rows"][0]["extras"] == [
+        "tiktoken"
+    ]
