@@ -268,14 +268,16 @@ def test_a_row_that_fails_keeps_no_other_from_being_fetched(
     ]
     out = io.StringIO()
     images: Any = StandInImages()
-    fetched, failed = inputs.fetch_all(rows, images, empty_site, Progress(out))
+    fetched, failed = inputs.fetch_all(rows, load_matrix(), images, empty_site, Progress(out))
     assert [one.recipe for one in fetched] == [CPU]
     assert fetched[0].files == (tmp_path / "a.whl", tmp_path / "b.tar.gz")
     assert list(fetched[0].images) == [*CPU.images]
     codes = [(row.tag, error.exit_code) for row, error in failed]
     assert codes == [("24.10", 122), ("cpu", 125), ("cpu", 2)]
     assert "24.10: 10 Python packages: failed" in out.getvalue()
-    without, _ = inputs.fetch_all([(CPU, BuildRequest("cpu"))], None, empty_site, Progress(out))
+    without, _ = inputs.fetch_all(
+        [(CPU, BuildRequest("cpu"))], load_matrix(), None, empty_site, Progress(out)
+    )
     assert without[0].images == {}
 
 
