@@ -226,7 +226,7 @@ class Builds:
         made = inputs.recipe
         self.progress.step(f"fetch {sum(map(len, made.pins.values()))} Python packages")
         wheels = {
-            group: fetch.wheels(pins, made.row.python, self.site, made.platform, made.glibc(group))
+            group: fetch.wheels(pins, made.row.python, self.site, made.platform, made.glibc)
             for group, pins in made.pins.items()
         }
         self.progress.step(f"patch Megatron {inputs.source.release}")

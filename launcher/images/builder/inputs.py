@@ -88,9 +88,8 @@ def _fetch(
     recipe = extras.settled(recipe, matrix, known, look, site, progress)
     progress.step(f"{recipe.tag}: {len(recipe.wheels)} Python packages")
     files = [extras.cached(recipe.extras_lock, recipe, site)] if recipe.extras_lock else []
-    for group, pins in recipe.pins.items():
-        where = recipe.row.python, site, recipe.platform, recipe.glibc(group)
-        files += fetch.wheels(pins, *where)
+    where = recipe.row.python, site, recipe.platform, recipe.glibc
+    files += fetch.wheels(recipe.wheels, *where)
     progress.step(f"{recipe.tag}: Megatron {recipe.release} from {recipe.kind}")
     at = source.locked(recipe, site)
     commits = []

@@ -62,9 +62,10 @@ class Recipe:
         """The pins of all groups, each once."""
         return list(dict.fromkeys(pin for pins in self.pins.values() for pin in pins))
 
-    def glibc(self, group: str) -> int:
-        """Minor version of the glibc 2 that the wheels of a group may need."""
-        return self.extras_lock.glibc if group == "extras" and self.extras_lock else GLIBC
+    @property
+    def glibc(self) -> int:
+        """Minor version of the glibc 2 that wheels may need; only extras need a newer one."""
+        return max(GLIBC, self.extras_lock.glibc if self.extras_lock else 0)
 
     @property
     def added(self) -> list[str]:

@@ -247,13 +247,13 @@ class StandInImages:
             raise EngineError("gone:1: the registry has no such image (404)")
         if chosen == "No":
             raise UsageError("No: not an image's name")
-        return SimpleNamespace(id=f"sha256:{len(chosen or reference):064x}")
+        return SimpleNamespace(id=f"sha256:{len(chosen or reference):064x}", digest="")
 
 
 def test_a_row_that_fails_keeps_no_other_from_being_fetched(
     empty_site: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def wheels(pins: list[str], python: str, site: Settings, platform: str) -> list[Path]:
+    def wheels(pins: list[str], python: str, site: Settings, platform: str, _: int) -> list[Path]:
         if python == "3.10":
             raise BuildError("pip can't fetch it")
         return [tmp_path / "a.whl"]
@@ -268,7 +268,7 @@ def test_a_row_that_fails_keeps_no_other_from_being_fetched(
     ]
     out = io.StringIO()
     images: Any = StandInImages()
-    fetched, failed = inputs.fetch_all(rows, load_matrix(), images, empty_site, Progress(out))
+    fetched, failed = inputs.fetch_all(rows, MATRIX, images, empty_site, Progress(out))
     assert [one.recipe for one in fetched] == [CPU]
     assert fetched[0].files == (tmp_path / "a.whl", tmp_path / "b.tar.gz")
     assert list(fetched[0].images) == [*CPU.images]
@@ -276,7 +276,7 @@ def test_a_row_that_fails_keeps_no_other_from_being_fetched(
     assert codes == [("24.10", 122), ("cpu", 125), ("cpu", 2)]
     assert "24.10: 10 Python packages: failed" in out.getvalue()
     without, _ = inputs.fetch_all(
-        [(CPU, BuildRequest("cpu"))], load_matrix(), None, empty_site, Progress(out)
+        [(CPU, BuildRequest("cpu"))], MATRIX, None, empty_site, Progress(out)
     )
     assert without[0].images == {}
 
@@ -291,7 +291,7 @@ def test_a_commit_is_named_by_its_publisher_s_url(
     monkeypatch.setattr(source, "from_git", lambda *_: found)
     site = replace(empty_site, git_mirror="https://mirror.example/")
     (one,), _ = inputs.fetch_all(
-        [(row, BuildRequest("24.10"))], None, site, Progress(io.StringIO())
+        [(row, BuildRequest("24.10"))], MATRIX, None, site, Progress(io.StringIO())
     )
     assert one.commits == (
         inputs.Commit("https://github.com/NVIDIA/Megatron-LM.git", row.locked.git.commit, tmp_path),
