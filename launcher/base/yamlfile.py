@@ -39,6 +39,18 @@ class PortableDumper(yaml.SafeDumper):
 
 PortableDumper.add_representer(str, PortableDumper.a_text)
 
+
+def dump(value: object, **how: Any) -> str:
+    """`value` as YAML that any reader takes alike, keys in their order; `how`: yaml.dump's own."""
+    how = {"sort_keys": False, "allow_unicode": True} | how
+    return str(yaml.dump(value, Dumper=PortableDumper, **how))
+
+
+def inline(value: object) -> str:
+    """`value` as YAML that may stand anywhere in a line of a file, within brackets too."""
+    return dump([value], default_flow_style=True, width=float("inf"))[1:-2]
+
+
 Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 DEEPEST = 50
 """Levels of nesting, far more than any file of ours has; libyaml crashes at about 50,000."""

@@ -79,8 +79,11 @@ def made(plan: Plan, **keys: Any) -> dict[str, Any]:
 
 def pod(plan: Plan, **keys: Any) -> dict[str, Any]:
     """The pod of a JobSet."""
-    job = made(plan, **keys)["spec"]["replicatedJobs"][0]
-    return dict(job["template"]["spec"]["template"]["spec"])
+    return _pod(made(plan, **keys)["spec"])
+
+
+def _pod(spec: dict[str, Any]) -> dict[str, Any]:
+    return dict(spec["replicatedJobs"][0]["template"]["spec"]["template"]["spec"])
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -255,6 +258,17 @@ def test_an_id_that_reads_as_a_number_is_quoted(full: Plan) -> None:
     plan = replace(full, labels=labels)
     wanted = kubernetes_request.request(plan, asked(**KINDS["jobset"]), {})
     assert "run: '29107e04'\n" in kubernetes_request.show(plan, wanted)
+
+
+def test_a_value_is_nothing_but_a_value(full: Plan) -> None:
+    """Of YAML and of Jinja: one without quotes becomes another type, a comment or other keys."""
+    words = ["yes", "a, b: c", "#", "{{ node }}", "]}", "'\"\n\t", "\x85\u2028😀", "- a", "", "1e5"]
+    env = (*((f"V{at}", word) for at, word in enumerate(words)), ("LAST", " "))
+    for kind, keys in KINDS.items():
+        spec = made(replace(full.without_payload(), argv=tuple(words), env=env), **keys)["spec"]
+        given = spec["trainer"] if kind == "trainjob" else _pod(spec)["containers"][0]
+        assert given["args"][-len(words) :] == words
+        assert [one["value"] for one in given["env"][: len(env)]] == [*words, " "]
 
 
 @pytest.mark.parametrize(

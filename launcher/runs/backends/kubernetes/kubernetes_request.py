@@ -8,9 +8,10 @@ from base64 import b64encode
 from collections.abc import Mapping
 from dataclasses import dataclass
 from os.path import relpath
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import Any
 
+from launcher.base import yamlfile
 from launcher.base.errors import Faults
 from launcher.base.names import LABEL
 from launcher.runs import payload
@@ -24,6 +25,8 @@ from launcher.runs.runfile.secrets import is_secret, redacted
 
 Dict = dict[str, Any]
 
+TEMPLATE = Path(__file__).with_name("kubernetes.yaml.template")
+
 RUN = f"{LABEL}run"
 """The label of all that belongs to a run."""
 
@@ -33,11 +36,6 @@ NODE = "node"
 LONGEST_NAME = 40
 """What leaves room for a pod's number in a host's name of 63 letters."""
 
-PORT = 29500
-INDEX = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
-RESTART = "metadata.labels['jobset.sigs.k8s.io/restart-attempt']"
-QUEUE = "kueue.x-k8s.io/queue-name"
-MANAGER = "megatron-launchpad/launcher"
 END = "YAML"
 NAMED, PACKED, AT = "launchpad-payload", "payload.tar.gz", "/opt/launchpad-payload"
 """The beginning of the ConfigMap's name, its key, and where pods see it."""
@@ -67,11 +65,7 @@ def request(plan: Plan, asked: Kubernetes, environ: Mapping[str, str]) -> Object
     Raises UsageError for what no pod can have, and where a secret's value would stand in it.
     """
     _refuse(plan, asked)
-    version, kind, spec = (_trainjob if asked.kind == "trainjob" else _jobset)(plan, asked, environ)
-    name, labels = object_name(plan), shown.filled({RUN: plan.run, QUEUE: asked.queue})
-    told = {"name": name, "namespace": asked.namespace, "labels": labels}
-    told = shown.filled(told | {"annotations": dict(plan.labels)})
-    manifest = {"apiVersion": version, "kind": kind, "metadata": told, "spec": spec}
+    manifest = _manifest(plan, asked, environ)
     sent = config_map_name(plan) if plan.payload else ""
     return ObjectRequest(manifest, place(asked.context, asked.namespace), sent)
 
@@ -149,90 +143,56 @@ def _volume(mount: Mount, asked: Kubernetes) -> str | None:
     return max((one for one in asked.volumes if path.is_relative_to(one)), key=len, default=None)
 
 
-def _jobset(plan: Plan, asked: Kubernetes, environ: Mapping[str, str]) -> tuple[str, str, Dict]:
-    """The API, the kind and its specification, which gives the rendezvous."""
-    pod = _pod(plan, asked)
-    container = {
-        "image": asked.image or plan.image,
-        "args": [shown.literal(word) for word in _argv(plan, asked)],
-        "env": _env(plan, asked, environ) + _rendezvous(plan, asked),
-        **({"workingDir": plan.workdir} if plan.workdir else {}),
-        "resources": _resources(plan, asked),
-    }
-    pod["containers"][0] |= container
-    pod |= {"restartPolicy": "Never", "enableServiceLinks": False}
-    pod["automountServiceAccountToken"] = asked.service_account is not None
-    pod |= shown.filled({"priorityClassName": asked.priority_class})
-    template = {"metadata": {"labels": {RUN: plan.run}}, "spec": pod}
-    nodes = {"completions": plan.nodes, "parallelism": plan.nodes, "completionMode": "Indexed"}
-    job = {"backoffLimit": 0, **nodes, "template": template}
-    spec = {
-        "failurePolicy": {"maxRestarts": asked.restarts},
-        "network": {"enableDNSHostnames": True},
-        "replicatedJobs": [{"name": NODE, "replicas": 1, "template": {"spec": job}}],
-    }
-    return "jobset.x-k8s.io/v1alpha2", "JobSet", spec
+def _manifest(plan: Plan, asked: Kubernetes, environ: Mapping[str, str]) -> Dict:
+    """The object, by the template beside this module; a key without a value is left out."""
+    import jinja2
+    import yaml
 
-
-def _trainjob(plan: Plan, asked: Kubernetes, environ: Mapping[str, str]) -> tuple[str, str, Dict]:
-    """It says what a runtime leaves open; that gives the rendezvous, by PET_*."""
-    there = ["env", f"--chdir={plan.workdir}"] if plan.workdir else []
-    template = {"metadata": {"labels": {RUN: plan.run}}, "spec": _pod(plan, asked)}
-    jobs = [{"name": NODE, "template": {"spec": {"template": template}}}]
-    patched = {"template": {"spec": {"replicatedJobs": jobs}}}
-    spec = {
-        "runtimeRef": {"name": asked.runtime},
-        "trainer": {
-            "image": asked.image or plan.image,
-            "args": [shown.literal(word) for word in (*there, *_unpacking(plan), *plan.argv)],
-            "numNodes": plan.nodes,
-            "env": _env(plan, asked, environ),
-            "resourcesPerNode": _resources(plan, asked),
-        },
-        "runtimePatches": [{"manager": MANAGER, "trainingRuntimeSpec": patched}],
-    }
-    return "trainer.kubeflow.org/v1alpha1", "TrainJob", spec
-
-
-def _pod(plan: Plan, asked: Kubernetes) -> Dict:
-    """What of a pod both kinds have: no more privilege than docker gives, and shared memory."""
+    environment = jinja2.Environment(
+        finalize=yamlfile.inline,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        autoescape=False,  # noqa: S701 - YAML, as `inline` writes it
+    )
     volumes, mounts = _volumes(plan, asked)
     user, _, group = (plan.user or "").partition(":")
-    security = {
-        "seccompProfile": {"type": "RuntimeDefault"},
-        "runAsUser": int(user) if user else None,
-        "runAsGroup": int(group) if group else None,
-        "supplementalGroups": list(plan.groups),
-    }
-    container = {
-        "name": NODE,
-        "securityContext": {"allowPrivilegeEscalation": not plan.no_new_privileges},
-        "volumeMounts": mounts,
-    }
-    pod: Dict = {
-        "containers": [container],
-        "volumes": volumes,
-        "securityContext": shown.filled(security),
-        "terminationGracePeriodSeconds": plan.stop_grace,
-        "imagePullSecrets": [{"name": name} for name in asked.image_pull_secrets],
-        "serviceAccountName": asked.service_account,
-        "nodeSelector": dict(asked.node_selector),
-        "tolerations": [one.model_dump(exclude_none=True) for one in asked.tolerations],
-    }
-    return shown.filled(pod)
+    text = environment.from_string(TEMPLATE.read_text("utf-8")).render(
+        plan=plan,
+        asked=asked,
+        jobset=asked.kind == "jobset",
+        name=object_name(plan),
+        node=NODE,
+        run_label=RUN,
+        annotations=dict(plan.labels),
+        image=asked.image or plan.image,
+        args=[shown.literal(word) for word in _argv(plan, asked)],
+        env=_env(plan, asked, environ),
+        limits=_limits(plan, asked),
+        config_map=config_map_name(plan) if plan.payload else None,
+        unpacked_from=AT,
+        unpacked_to=TARGET,
+        mounts=mounts,
+        volumes=volumes,
+        shm_size=str(bytes_of_size(plan.shm_size)) if plan.shm_size else None,
+        user=int(user) if user else None,
+        group=int(group) if group else None,
+        pull_secrets=[{"name": name} for name in asked.image_pull_secrets],
+        tolerations=[one.model_dump() for one in asked.tolerations],
+    )
+    return dict(_given(yaml.safe_load(text)))
+
+
+def _given(value: Any) -> Any:
+    """`value` without the keys that are null, at any depth."""
+    if isinstance(value, dict):
+        return {key: _given(inner) for key, inner in value.items() if inner is not None}
+    return [_given(inner) for inner in value] if isinstance(value, list) else value
 
 
 def _volumes(plan: Plan, asked: Kubernetes) -> tuple[list[Dict], list[Dict]]:
     """The volumes, each once, and where they are mounted: a path on a claim is a part of it."""
-    size = str(bytes_of_size(plan.shm_size)) if plan.shm_size else None
-    shm = shown.filled({"medium": "Memory", "sizeLimit": size})
-    volumes: dict[str, Dict] = {"": {"name": "shm", "emptyDir": shm}}
-    mounts: list[Dict] = [{"name": "shm", "mountPath": "/dev/shm"}]  # noqa: S108 - the pod's
-    if plan.payload:
-        volumes[AT] = {"name": "payload", "configMap": {"name": config_map_name(plan)}}
-        volumes[TARGET] = {"name": "launchpad", "emptyDir": {}}
-        mounts += [{"name": "payload", "mountPath": AT, "readOnly": True}]
-        mounts += [{"name": "launchpad", "mountPath": TARGET}]
+    volumes: dict[str, Dict] = {}
+    mounts: list[Dict] = []
     for mount in _mounts(plan):
         root = _volume(mount, asked)
         assert root is not None
@@ -242,16 +202,16 @@ def _volumes(plan: Plan, asked: Kubernetes) -> tuple[list[Dict], list[Dict]]:
         lies = {"persistentVolumeClaim": claim} if volume.claim else {"hostPath": path}
         volumes[root] = {"name": name, **lies}
         place = {"name": name, "mountPath": mount.target, "subPath": part if part != "." else None}
-        mounts.append(shown.filled(place | {"readOnly": mount.read_only or None}))
+        mounts.append(place | {"readOnly": mount.read_only or None})
     return [*volumes.values()], mounts
 
 
-def _resources(plan: Plan, asked: Kubernetes) -> Dict:
+def _limits(plan: Plan, asked: Kubernetes) -> Dict:
     """What each node has to itself, as limits, which are its requests as well."""
     limits = {name: str(value) for name, value in sorted(asked.resources.items())}
     limits[asked.gpu] = str(plan.gpus.count or "")
     limits["memory"] = str(bytes_of_size(plan.memory)) if plan.memory else ""
-    return shown.filled({"limits": shown.filled(limits)})
+    return shown.filled(limits)
 
 
 def _env(plan: Plan, asked: Kubernetes, environ: Mapping[str, str]) -> list[Dict]:
@@ -268,24 +228,13 @@ def _env(plan: Plan, asked: Kubernetes, environ: Mapping[str, str]) -> list[Dict
     return named
 
 
-def _rendezvous(plan: Plan, asked: Kubernetes) -> list[Dict]:
-    """Which node it is, by the index of its pod, and the first one's name in the cluster."""
-    variables: list[Dict] = []
-    if plan.nodes > 1:
-        name = object_name(plan)
-        first = f"{name}-{NODE}-0-0.{name}"
-        values = {"NNODES": plan.nodes, "MASTER_ADDR": first, "MASTER_PORT": PORT}
-        variables = [{"name": f"PET_{name}", "value": str(v)} for name, v in values.items()]
-        variables.append(_field("PET_NODE_RANK", INDEX))
-    return [*variables, _field("RESTART", RESTART)] if asked.restarts else variables
-
-
-def _field(name: str, path: str) -> Dict:
-    return {"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}}
-
-
 def _argv(plan: Plan, asked: Kubernetes) -> tuple[str, ...]:
-    """What the image's entry point is given, which goes on where the cluster starts it again."""
+    """What the image's entry point is given, which goes on where the cluster starts it again.
+
+    A TrainJob's trainer has no working directory: `env` changes to it.
+    """
+    if asked.kind == "trainjob" and plan.workdir:
+        return ("env", f"--chdir={plan.workdir}", *_unpacking(plan), *plan.argv)
     again = shown.going_on(plan, "kubernetes.restarts", "RESTART") if asked.restarts else ""
     argv = (*_unpacking(plan), *plan.argv)
     return ("sh", "-c", f'exec "$@"{again}', "sh", *argv) if again else argv
@@ -311,10 +260,5 @@ def show(plan: Plan, asked: ObjectRequest, *, full: bool = False) -> str:
 
 def _pasted(words: list[str], manifest: Dict) -> str:
     """A `kubectl` with what it reads."""
-    import yaml
-
-    from launcher.base.yamlfile import PortableDumper
-
-    how: dict[str, Any] = {"sort_keys": False, "width": 100, "allow_unicode": True}
-    text = yaml.dump(manifest, Dumper=PortableDumper, **how)
+    text = yamlfile.dump(manifest, width=100)
     return f"{shlex.join(['kubectl', *words, '--filename=-'])} <<'{END}'\n{text}{END}\n"
