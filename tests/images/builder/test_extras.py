@@ -8,13 +8,15 @@ from pathlib import Path
 
 import pytest
 
+from launcher.base import yamlfile
 from launcher.base.errors import BuildError, UsageError
 from launcher.base.screen import Progress
-from launcher.base.settings import Settings
-from launcher.images.matrix.extras import extras_of, normalised, suffix
+from launcher.base.settings import ROOT, Settings
+from launcher.images.matrix.extras import PROTECTED, extras_of, normalised, suffix
 from launcher.images.matrix.load import load_lock, load_matrix
+from launcher.images.matrix.locked import ExtrasLock
 from launcher.images.matrix.recipe import Recipe, recipe
-from launcher.images.matrix.schema import Cap, Matrix
+from launcher.images.matrix.schema import Cap, Matrix, pinned_versions
 from launcher.images.sources import extras
 from launcher.images.sources.extras import Ground, settled
 from launcher.images.sources.resolve import clash_in
@@ -216,3 +218,38 @@ def test_a_set_is_what_it_stands_for_and_the_row_s_own_are_there() -> None:
 def test_what_uv_says_otherwise(said: str, told: str | None) -> None:
     found = clash_in(said, {})
     assert (found is None) if told is None else (found is not None and told in found)
+
+
+SEEN = {"numpy": "1.26.4", "packaging": "23.2", "pyyaml": "6.0.1"}
+"""Of a stand-in for the bases that no machine of ours reaches; their torch is the row's."""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", list(MATRIX.extras))
+@pytest.mark.parametrize("tag", ["24.02", "24.10", "25.12", "26.06", "cuda-12.8", "cpu"])
+def test_a_set_resolves_on_a_row_or_is_refused_by_name(tag: str, name: str, site: Settings) -> None:
+    """By the package index itself: what is new there can clash with a base that is old."""
+    wanted = recipe(MATRIX, load_lock(), tag, extras=[name])
+    seen = {} if wanted.row.packages else {**SEEN, "torch": wanted.row.torch}
+    glibc = "2.35" if "22.04" in wanted.row.os else "2.39"
+    on = extras.ground(DIGEST, seen, [], glibc, wanted)
+    if name == "deepep":
+        with pytest.raises(BuildError, match="deep-ep has no wheel"):
+            extras.resolve_lock(wanted, MATRIX, on, site)
+        return
+    lock = extras.resolve_lock(wanted, MATRIX, on, site)
+    assert extras.is_of(lock, wanted, extras.limits_of(wanted, MATRIX))
+    assert extras.holds_on(lock, on)
+    assert not {*pinned_versions(lock.pins)} & {*on.packages, *PROTECTED}
+
+
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "extras").glob("*/*.yaml")), ids=lambda one: one.name
+)
+def test_a_lock_that_is_here_is_of_its_set(path: Path) -> None:
+    """A set that was changed would be resolved anew at each user's, without a word."""
+    lock = yamlfile.load(path, ExtrasLock)
+    wanted = recipe(MATRIX, load_lock(), lock.tag, extras=[path.name.split(".")[0]])
+    assert extras.is_of(lock, wanted, extras.limits_of(wanted, MATRIX))
+    assert extras.path_of(wanted) == path.relative_to(ROOT / "extras")
+    assert path.read_text() == extras.dump(lock)
