@@ -108,6 +108,32 @@ def lock(args: Namespace) -> int:
     return 0
 
 
+@command(
+    either(
+        flag("--write", "what is new into matrix.yaml, untried; as comments what lacks a fact"),
+        flag("--check", "fail where something is new"),
+    ),
+    WRITTEN,
+)
+def news(args: Namespace) -> int:
+    """What is new upstream: releases, tags of bases and of extensions."""
+    from launcher.base import files, yamlfile
+    from launcher.base.settings import settings
+    from launcher.images.matrix.schema import Matrix
+    from launcher.images.sources import news, proposals
+
+    site = settings()
+    text = yamlfile.read(site.matrix, str(site.matrix))
+    matrix = yamlfile.parse(text, Matrix, str(site.matrix))
+    found = news.look(matrix, site)
+    print(news.table(found), end="")
+    if args.write:
+        path = (args.root or site.written).absolute() / site.matrix.name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        files.write(path, proposals.propose(matrix, text, found, site))
+    return 1 if args.check and any(one.new for one in found) else 0
+
+
 LABELS = "takes rows with CUDA{}, such as self-hosted,gpu; without it they are left out"
 
 
@@ -241,7 +267,7 @@ def _options(args: Namespace) -> TrialOptions:
     )
 
 
-@command(actions(list_, render, compat, lock, github))
+@command(actions(list_, render, compat, lock, news, github))
 def matrix(args: Namespace) -> int:
     """List the images that can be built, render their Dockerfiles, lock their inputs."""
     return call_action(args)

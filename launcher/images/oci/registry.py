@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 PLATFORM = "linux/amd64"
 LARGEST = 4 << 20
 """Bytes of a manifest: the distribution specification asks registries to take that much."""
+PAGES = 100  # of a list of tags, of up to 1000 each
 
 INDEXES = (
     "application/vnd.oci.image.index.v1+json",
@@ -78,6 +79,24 @@ class _Index(BaseModel):
 class _Manifest(BaseModel):
     config: _SizedBlob
     layers: list[_SizedBlob] = []
+
+
+class _Tags(BaseModel):
+    tags: list[str] | None = None
+
+
+class _Settings(BaseModel):
+    env: list[str] | None = Field(None, alias="Env")
+    labels: dict[str, str] | None = Field(None, alias="Labels")
+
+
+class _Step(BaseModel):
+    created_by: str = ""
+
+
+class _Config(_Platform):
+    config: _Settings = Field(default_factory=lambda: _Settings(Env=None, Labels=None))
+    history: list[_Step] = []
 
 
 class _Token(BaseModel):
@@ -129,6 +148,19 @@ class ImageDigests:
     config: str
 
 
+@dataclass(frozen=True)
+class ImageDescription:
+    """What an image's configuration says of it, and the platforms that its name has images for.
+
+    env: the environment of its processes; steps: the commands that built it
+    """
+
+    platforms: list[str]
+    env: Mapping[str, str]
+    labels: Mapping[str, str]
+    steps: list[str]
+
+
 def address_of(where: ImageName) -> str:
     """A repository's address. Plain HTTP is for loopback alone, as engines have it."""
     host = HUB_HOST if where.registry == HUB else where.registry
@@ -152,20 +184,56 @@ def resolve(reference: str, platform: str = PLATFORM, *, layers: bool = False) -
     which no engine could pull otherwise. Raises EngineError.
     """
     with talking(reference) as asked:
-        named = manifest = asked.document("manifests", asked.where.target)
-        if named.media_type in INDEXES:
-            entry = _of_platform(asked, named.value, platform)
-            manifest = asked.document("manifests", entry.digest, entry.size)
-        if manifest.media_type not in MANIFESTS:
-            raise asked.wrong(f"answers with {manifest.media_type or 'something else'}")
+        named, manifest, config = _documents(asked, platform)
         parts = asked.fitting(_Manifest, manifest.value)
-        config = parts.config.digest
-        found = asked.fitting(_Platform, asked.document("blobs", config, parts.config.size).value)
-        if _named(found) != platform:
-            raise EngineError(f"{reference}: is for {_named(found)}, and not for {platform}")
         for layer in parts.layers if layers else ():
             asked.look_for(layer)
-        return ImageDigests(named.digest, manifest.digest, config)
+        return ImageDigests(named.digest, manifest.digest, config.digest)
+
+
+def describe(reference: str, platform: str = PLATFORM) -> ImageDescription:
+    """What the configuration of `reference` says, without a pull. Raises EngineError."""
+    with talking(reference) as asked:
+        named, _, document = _documents(asked, platform)
+        config = asked.fitting(_Config, document.value)
+        platforms = [platform]
+        if named.media_type in INDEXES:
+            entries = asked.fitting(_Index, named.value).manifests
+            platforms = [_named(entry.platform or _Platform()) for entry in entries]
+        env = dict(one.partition("=")[::2] for one in config.config.env or ())
+        steps = [step.created_by for step in config.history]
+        return ImageDescription(platforms, env, config.config.labels or {}, steps)
+
+
+def tags(reference: str) -> list[str]:
+    """The tags of the repository of `reference`, in the registry's order. Raises EngineError."""
+    with talking(reference) as asked:
+        found: list[str] = []
+        query = "n=1000"
+        for _ in range(PAGES):
+            page, query = asked.tags(query)
+            found += page
+            if not query:
+                return found
+        raise asked.wrong(f"lists its tags on more than {PAGES} pages")
+
+
+def _documents(
+    asked: RegistrySession, platform: str
+) -> tuple[RegistryDocument, RegistryDocument, RegistryDocument]:
+    """What the name has, which may be an index, and the platform's manifest and configuration."""
+    named = manifest = asked.document("manifests", asked.where.target)
+    if named.media_type in INDEXES:
+        entry = _of_platform(asked, named.value, platform)
+        manifest = asked.document("manifests", entry.digest, entry.size)
+    if manifest.media_type not in MANIFESTS:
+        raise asked.wrong(f"answers with {manifest.media_type or 'something else'}")
+    parts = asked.fitting(_Manifest, manifest.value)
+    config = asked.document("blobs", parts.config.digest, parts.config.size)
+    found = asked.fitting(_Platform, config.value)
+    if _named(found) != platform:
+        raise EngineError(f"{asked.where.text}: is for {_named(found)}, and not for {platform}")
+    return named, manifest, config
 
 
 def _of_platform(asked: RegistrySession, index: Mapping[str, Any], platform: str) -> _Entry:
@@ -218,6 +286,13 @@ class RegistrySession:
         self._check_digest(answer, target)
         self._compare(target, size, len(answer.content))
         return self._parsed(answer)
+
+    def tags(self, query: str) -> tuple[list[str], str]:
+        """A page of the repository's tags, and the query for the next one, "" after the last."""
+        answer = self._ask("GET", f"tags/list?{query}")
+        page = self.fitting(_Tags, self._parsed(answer).value)
+        more = re.match(r"<[^>?]*\?([^>]*)>", answer.headers.get("Link", ""))
+        return page.tags or [], more[1] if more else ""
 
     def look_for(self, blob: _SizedBlob) -> None:
         """See that the registry has a blob of the size that is written of it."""

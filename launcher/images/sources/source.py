@@ -146,15 +146,20 @@ def repository(url: str, commit: str, site: Settings, at: str | None = None) -> 
 def commit_of(url: str, ref: str, site: Settings) -> str:
     """The commit that a tag, or else a branch, of `url` names just now. Raises BuildError."""
     names = (f"refs/tags/{ref}^{{}}", f"refs/tags/{ref}", f"refs/heads/{ref}")
-    at, env = remote(fetch.mirrored(url, site))
-    done = run_git("ls-remote", "--quiet", "--", at, *names, env=env)
-    if done.returncode:
-        raise BuildError(f"git can't ask {at} for {ref}:\n  {done.stderr.strip()}")
-    found = {name: commit for commit, name in map(str.split, done.stdout.splitlines())}
+    found = refs(url, site, *names)
     commit = next((found[name] for name in names if name in found), None)
     if commit is None:
-        raise BuildError(f"{at}: has no tag and no branch {ref}")
+        raise BuildError(f"{remote(fetch.mirrored(url, site))[0]}: has no tag and no branch {ref}")
     return commit
+
+
+def refs(url: str, site: Settings, *patterns: str) -> dict[str, str]:
+    """What the tags and branches of `url` that match name just now. Raises BuildError."""
+    at, env = remote(fetch.mirrored(url, site))
+    done = run_git("ls-remote", "--quiet", "--", at, *patterns, env=env)
+    if done.returncode:
+        raise BuildError(f"git can't ask {at} for {patterns[-1]}:\n  {done.stderr.strip()}")
+    return {name: commit for commit, name in map(str.split, done.stdout.splitlines())}
 
 
 def folder_of(url: str, site: Settings) -> Path:
