@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import struct
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from urllib.error import URLError
 from urllib.request import urlopen
 
 import pytest
+import requests
 
 from launcher.images.engine.private import packages
+from launcher.images.oci.layout import sha256
+from launcher.images.oci.registry import INDEXES, MANIFESTS
 
 ANSWER_WITHIN = 30.0
 SETTINGS = """\
@@ -42,9 +47,43 @@ class Registry:
         _, _, name = digest.partition(":")
         return self.data / "docker/registry/v2/blobs/sha256" / name[:2] / name / "data"
 
+    def image(self, name: str, tag: str, platforms: Sequence[str], **config: Any) -> str:
+        """Push an image without layers, an index of it for several platforms; its digest."""
+        entries = []
+        for platform in platforms:
+            system, _, architecture = platform.partition("/")
+            said = {"os": system, "architecture": architecture, **config}
+            manifest = {"config": self._blob(name, said), "layers": []}
+            entry = self._manifest(name, manifest, MANIFESTS[0])
+            entries.append(entry | {"platform": {"os": system, "architecture": architecture}})
+        if len(entries) == 1:
+            only = Path(self.blob(entries[0]["digest"])).read_bytes()
+            return str(self._manifest(name, json.loads(only), MANIFESTS[0], tag)["digest"])
+        return str(self._manifest(name, {"manifests": entries}, INDEXES[0], tag)["digest"])
+
+    def _blob(self, name: str, value: dict[str, Any]) -> dict[str, Any]:
+        content = json.dumps(value).encode()
+        begun = requests.post(f"http://{self.address}/v2/{name}/blobs/uploads/", timeout=30)
+        query = {"digest": sha256(content)}
+        headers = {"Content-Type": "application/octet-stream"}
+        requests.put(
+            begun.headers["Location"], content, params=query, headers=headers, timeout=30
+        ).raise_for_status()
+        media = "application/vnd.oci.image.config.v1+json"
+        return {"mediaType": media, "size": len(content), "digest": sha256(content)}
+
+    def _manifest(
+        self, name: str, value: dict[str, Any], media: str, tag: str = ""
+    ) -> dict[str, Any]:
+        content = json.dumps({"schemaVersion": 2, **value, "mediaType": media}).encode()
+        at = f"http://{self.address}/v2/{name}/manifests/{tag or sha256(content)}"
+        headers = {"Content-Type": media}
+        requests.put(at, content, headers=headers, timeout=30).raise_for_status()
+        return {"mediaType": media, "size": len(content), "digest": sha256(content)}
+
 
 @contextmanager
-def serving(cache: Path, folder: Path, engine_host: str) -> Iterator[Registry]:
+def serving(cache: Path, folder: Path, engine_host: str = "") -> Iterator[Registry]:
     """Serve `folder` while the block runs, by the distribution's registry, unpacked in `cache`.
 
     An engine in a network of its own has another loopback than we: there a second process, on the
@@ -55,7 +94,7 @@ def serving(cache: Path, folder: Path, engine_host: str) -> Iterator[Registry]:
     settings = folder / "registry.yml"
     settings.write_text(SETTINGS.format(data=registry.data, address=registry.address))
     serve = [str(program), "serve", str(settings)]
-    network = _other_network(engine_host)
+    network = _other_network(engine_host) if engine_host else None
     with ExitStack() as stack:
         stack.enter_context(_running(serve, folder / "here.log"))
         if network:

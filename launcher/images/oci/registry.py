@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 PLATFORM = "linux/amd64"
 LARGEST = 4 << 20
 """Bytes of a manifest: the distribution specification asks registries to take that much."""
-PAGES = 100  # of a list of tags, of up to 1000 each
 
 INDEXES = (
     "application/vnd.oci.image.index.v1+json",
@@ -79,24 +78,6 @@ class _Index(BaseModel):
 class _Manifest(BaseModel):
     config: _SizedBlob
     layers: list[_SizedBlob] = []
-
-
-class _Tags(BaseModel):
-    tags: list[str] | None = None
-
-
-class _Settings(BaseModel):
-    env: list[str] | None = Field(None, alias="Env")
-    labels: dict[str, str] | None = Field(None, alias="Labels")
-
-
-class _Step(BaseModel):
-    created_by: str = ""
-
-
-class _Config(_Platform):
-    config: _Settings = Field(default_factory=lambda: _Settings(Env=None, Labels=None))
-    history: list[_Step] = []
 
 
 class _Token(BaseModel):
@@ -149,16 +130,16 @@ class ImageDigests:
 
 
 @dataclass(frozen=True)
-class ImageDescription:
-    """What an image's configuration says of it, and the platforms that its name has images for.
+class ImageDocuments:
+    """A registry's documents of one platform's image, and the platforms that its name is for.
 
-    env: the environment of its processes; steps: the commands that built it
+    named: what the reference names: the index or, where there's none, the manifest
     """
 
+    named: RegistryDocument
+    manifest: RegistryDocument
+    config: RegistryDocument
     platforms: list[str]
-    env: Mapping[str, str]
-    labels: Mapping[str, str]
-    steps: list[str]
 
 
 def address_of(where: ImageName) -> str:
@@ -184,65 +165,32 @@ def resolve(reference: str, platform: str = PLATFORM, *, layers: bool = False) -
     which no engine could pull otherwise. Raises EngineError.
     """
     with talking(reference) as asked:
-        named, manifest, config = _documents(asked, platform)
-        parts = asked.fitting(_Manifest, manifest.value)
-        for layer in parts.layers if layers else ():
+        found = documents(asked, platform)
+        for layer in asked.fitting(_Manifest, found.manifest.value).layers if layers else ():
             asked.look_for(layer)
-        return ImageDigests(named.digest, manifest.digest, config.digest)
+        return ImageDigests(found.named.digest, found.manifest.digest, found.config.digest)
 
 
-def describe(reference: str, platform: str = PLATFORM) -> ImageDescription:
-    """What the configuration of `reference` says, without a pull. Raises EngineError."""
-    with talking(reference) as asked:
-        named, _, document = _documents(asked, platform)
-        config = asked.fitting(_Config, document.value)
-        platforms = [platform]
-        if named.media_type in INDEXES:
-            entries = asked.fitting(_Index, named.value).manifests
-            platforms = [_named(entry.platform or _Platform()) for entry in entries]
-        env = dict(one.partition("=")[::2] for one in config.config.env or ())
-        steps = [step.created_by for step in config.history]
-        return ImageDescription(platforms, env, config.config.labels or {}, steps)
-
-
-def tags(reference: str) -> list[str]:
-    """The tags of the repository of `reference`, in the registry's order. Raises EngineError."""
-    with talking(reference) as asked:
-        found: list[str] = []
-        query = "n=1000"
-        for _ in range(PAGES):
-            page, query = asked.tags(query)
-            found += page
-            if not query:
-                return found
-        raise asked.wrong(f"lists its tags on more than {PAGES} pages")
-
-
-def _documents(
-    asked: RegistrySession, platform: str
-) -> tuple[RegistryDocument, RegistryDocument, RegistryDocument]:
-    """What the name has, which may be an index, and the platform's manifest and configuration."""
+def documents(asked: RegistrySession, platform: str) -> ImageDocuments:
+    """The documents of a platform's image, each compared as `resolve` says. Raises EngineError."""
     named = manifest = asked.document("manifests", asked.where.target)
+    platforms = [platform]
     if named.media_type in INDEXES:
-        entry = _of_platform(asked, named.value, platform)
+        entries = asked.fitting(_Index, named.value).manifests
+        platforms = [_named(entry.platform or _Platform()) for entry in entries]
+        if platform not in platforms:
+            text = asked.where.text
+            raise EngineError(f"{text}: has no {platform}, only {', '.join(platforms)}")
+        entry = entries[platforms.index(platform)]
         manifest = asked.document("manifests", entry.digest, entry.size)
     if manifest.media_type not in MANIFESTS:
         raise asked.wrong(f"answers with {manifest.media_type or 'something else'}")
     parts = asked.fitting(_Manifest, manifest.value)
     config = asked.document("blobs", parts.config.digest, parts.config.size)
-    found = asked.fitting(_Platform, config.value)
-    if _named(found) != platform:
-        raise EngineError(f"{asked.where.text}: is for {_named(found)}, and not for {platform}")
-    return named, manifest, config
-
-
-def _of_platform(asked: RegistrySession, index: Mapping[str, Any], platform: str) -> _Entry:
-    """The platform's manifest in an index."""
-    entries = asked.fitting(_Index, index).manifests
-    names = [_named(entry.platform or _Platform()) for entry in entries]
-    if platform in names:
-        return entries[names.index(platform)]
-    raise EngineError(f"{asked.where.text}: has no {platform}, only {', '.join(names)}")
+    found = _named(asked.fitting(_Platform, config.value))
+    if found != platform:
+        raise EngineError(f"{asked.where.text}: is for {found}, and not for {platform}")
+    return ImageDocuments(named, manifest, config, platforms)
 
 
 def _named(platform: _Platform) -> str:
@@ -282,21 +230,14 @@ class RegistrySession:
 
     def document(self, kind: str, target: str, size: int | None = None) -> RegistryDocument:
         """The JSON object of a manifest or a blob (`kind`, in the plural), of `size` bytes."""
-        answer = self._ask("GET", f"{kind}/{target}")
+        answer = self.ask("GET", f"{kind}/{target}")
         self._check_digest(answer, target)
         self._compare(target, size, len(answer.content))
-        return self._parsed(answer)
-
-    def tags(self, query: str) -> tuple[list[str], str]:
-        """A page of the repository's tags, and the query for the next one, "" after the last."""
-        answer = self._ask("GET", f"tags/list?{query}")
-        page = self.fitting(_Tags, self._parsed(answer).value)
-        more = re.match(r"<[^>?]*\?([^>]*)>", answer.headers.get("Link", ""))
-        return page.tags or [], more[1] if more else ""
+        return self.parsed(answer)
 
     def look_for(self, blob: _SizedBlob) -> None:
         """See that the registry has a blob of the size that is written of it."""
-        answer = self._ask("HEAD", f"blobs/{blob.digest}")
+        answer = self.ask("HEAD", f"blobs/{blob.digest}")
         told = answer.headers.get("Content-Length", "")
         self._compare(blob.digest, blob.size, int(told) if told.isdecimal() else None)
 
@@ -304,7 +245,7 @@ class RegistrySession:
         if None not in (written, found) and written != found:
             raise self.wrong(f"has {found} bytes of {what}, which is said to have {written}")
 
-    def _parsed(self, answer: RegistryAnswer) -> RegistryDocument:
+    def parsed(self, answer: RegistryAnswer) -> RegistryDocument:
         """The JSON object in an answer."""
         content = answer.content
         try:
@@ -333,7 +274,7 @@ class RegistrySession:
                     f"sends other bytes than it says\n  said: {expected}\n  sent: {digest}"
                 )
 
-    def _ask(self, method: str, path: str) -> RegistryAnswer:
+    def ask(self, method: str, path: str) -> RegistryAnswer:
         """An answer about the repository.
 
         The registry is asked again with a token where it wants one, or another.
@@ -393,7 +334,7 @@ class RegistrySession:
             answer = self._whole("GET", url, params=fields, auth=login)
         if answer.status != 200:
             raise self._refused(answer)
-        found = self.fitting(_Token, self._parsed(answer).value)
+        found = self.fitting(_Token, self.parsed(answer).value)
         token = found.token or found.access_token
         if not re.fullmatch(r"[ -~]+", token):
             raise self.wrong(f"sends to {realm.netloc}, which gives no token")

@@ -18,7 +18,7 @@ from launcher.base.errors import BuildError, LauncherError
 from launcher.base.reference import parse_reference
 from launcher.base.settings import Settings
 from launcher.images.matrix.schema import Matrix
-from launcher.images.oci import registry
+from launcher.images.oci import repository
 from launcher.images.sources import fetch, index, source
 
 AT_A_TIME = 6  # places asked
@@ -165,7 +165,7 @@ def _of_images(matrix: Matrix, site: Settings) -> list[_Place]:
 
 def _images(name: str, shape: str, site: Settings) -> dict[str, str]:
     """The images of a repository whose tags have this shape, by their tags."""
-    there = registry.tags(site.mirrored(name))
+    there = repository.tags(site.mirrored(name))
     return {tag: f"{name}:{tag}" for tag in there if shape_of(tag) == shape}
 
 

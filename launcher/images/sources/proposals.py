@@ -20,7 +20,7 @@ from launcher.base import owned, yamlfile
 from launcher.base.errors import LauncherError, UsageError, first_fault
 from launcher.base.settings import Settings
 from launcher.images.matrix.schema import AMD64, Matrix, MegatronRelease, Row, misfit
-from launcher.images.oci import registry
+from launcher.images.oci import repository
 from launcher.images.sources import source
 from launcher.images.sources.news import UpstreamNews, numbers
 
@@ -114,7 +114,7 @@ def _with_base(
 
 def _row(name: str, matrix: Matrix, site: Settings) -> dict[str, Any]:
     """A row on a base, with the newest release that fits. Raises UnknownFact and EngineError."""
-    there = registry.describe(site.mirrored(name))
+    there = repository.describe(site.mirrored(name))
     given = (step for step in there.steps if step.startswith("RUN |"))  # with build arguments
     said = {**dict(re.findall(r"\b([A-Z_]+)=(\S+)", " ".join(given))), **there.env}
     facts: dict[str, Any] = {"base": name, "os": " ".join(there.labels.get(one, "") for one in OS)}
@@ -150,9 +150,9 @@ def _release(
     version: str, url: str, commit: str, like: MegatronRelease, site: Settings
 ) -> dict[str, Any]:
     """A release by its commit: what its own files say of it. Raises LauncherError, ValueError."""
-    repository = source.repository(url, commit, site)
+    at = source.repository(url, commit, site)
     files = {
-        name: source.git(repository, "show", f"{commit}:{name}")
+        name: source.git(at, "show", f"{commit}:{name}")
         for name in (INFO, "pyproject.toml", "setup.py")
     }
     with owned.scratch(site.cache) as folder:
