@@ -23,8 +23,8 @@ NAMES = sorted(path.stem for path in FOLDER.glob("*.yml"))
 BIN = Path(sys.executable).parent  # where requirements-dev.txt is installed
 DIGEST = "sha256:" + "0123456789abcdef" * 4
 
-# Stands for make, python3, docker, jq and sudo: notes each call, and does what a later step reads.
-# `matrix github` is the real command, unless its place is taken.
+# Stands for make, python3, docker, git, gh, jq and sudo: notes each call, and does what a later
+# step reads. `matrix github` is the real command, unless its place is taken.
 PROGRAM = """#!{python}
 import json, os, sys
 from pathlib import Path
@@ -51,6 +51,11 @@ if command == ["matrix", "compat"]:
         (folder / "cells").mkdir(parents=True)
         (folder / "cells" / f"{{args[4]}}-{{args[6]}}.json").write_text("a result")
         sys.exit(args[4] in {failing!r})
+if command == ["matrix", "news"]:
+    print("apex, git tags  25.09  new: 26.01")
+if command == ["git"]:
+    Path("matrix.yaml").touch()  # as of a checkout
+    sys.exit(" ".join(args[:2]) in {failing!r})
 if command == ["image", "push"]:
     owner = args[args.index("--registry") + 1]
     print(owner + "/megatron:cpu-0.16.1 {digest}")
@@ -129,8 +134,8 @@ class Act:
     ) -> Ran:
         """Run a workflow.
 
-        failing: tags whose cell fails; github: what `matrix github` prints instead; takes: the
-        labels of runners that exist
+        failing: tags whose cell fails, git's commands that do; github: what `matrix github` prints
+        instead; takes: the labels of runners that exist
         """
         log, store, repository = (self.folder / one for one in ("log", "store", "repository"))
         self._programs(log, failing, github)
@@ -171,7 +176,7 @@ class Act:
 
     def _programs(self, log: Path, failing: tuple[str, ...], github: str) -> None:
         (self.folder / "bin").mkdir()
-        for name in ("make", "python3", "docker", "jq", "sudo"):
+        for name in ("make", "python3", "docker", "git", "gh", "jq", "sudo"):
             program = self.folder / "bin" / name
             filled = PROGRAM.format(
                 python=sys.executable,
@@ -239,7 +244,7 @@ def known(command: list[str]) -> bool:
         assert args[:2] == ["-m", "launcher"]
         cli.parser(args[2:]).parse_args(args[2:])  # SystemExit for what it doesn't take
         return True
-    return program in ("docker", "jq", "sudo")
+    return program in ("docker", "git", "gh", "jq", "sudo")
 
 
 def limits(ran: Ran) -> set[str]:
@@ -278,7 +283,10 @@ def test_only_githubs_own_actions_are_used_and_jobs_have_no_rights_but_named_one
     workflow = load(name)
     assert workflow["permissions"] == {}
     for job in workflow["jobs"].values():
-        assert job["permissions"].get("contents") == "read"
+        proposes = "pull-requests" in job["permissions"]
+        assert job["permissions"].get("contents") == ("write" if proposes else "read")
+        runs = [step.get("run", "") for step in job["steps"]]
+        assert not proposes or not re.search(r"\b(make|python3?|pip)\b", " ".join(runs))
         for step in job["steps"]:
             assert step.get("uses", "actions/").startswith("actions/")
     writes = {
@@ -287,7 +295,11 @@ def test_only_githubs_own_actions_are_used_and_jobs_have_no_rights_but_named_one
         for right, level in job["permissions"].items()
         if level == "write"
     }
-    assert writes == ({"packages", "id-token", "attestations"} if name == "publish" else set())
+    rights = {
+        "publish": {"packages", "id-token", "attestations"},
+        "news": {"contents", "pull-requests"},
+    }
+    assert writes == rights.get(name, set())
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -446,3 +458,23 @@ def test_what_is_published_was_built_twice_and_is_attested_by_its_digest(act: Ac
         f'{subject} https://slsa.dev/provenance/v1 {{"a": 1}}',
         f'{subject}  {{"b": 2}}',
     ]
+
+
+@pytest.mark.parametrize(
+    ("failing", "results", "opened"),
+    [
+        ((), "look", False),
+        (("diff --quiet", "ls-remote --exit-code"), "look propose", True),
+        (("diff --quiet",), "look propose", False),  # the branch is there: it was proposed before
+    ],
+)
+def test_what_is_new_is_locked_rendered_and_proposed_once(
+    act: Act, failing: tuple[str, ...], results: str, opened: bool
+) -> None:
+    ran = act("news", failing=failing)
+    assert ran.results == dict.fromkeys(results.split(), "success"), ran.said
+    assert all(known(command) for _, *command in ran.commands)
+    assert (["make", "lock", "render"] in ran.of("look")) == bool(failing)
+    assert any(command[:3] == ["gh", "pr", "create"] for command in ran.of("propose")) == opened
+    assert any(command[:2] == ["git", "push"] for command in ran.of("propose")) == opened
+    assert ran.kept() == (["proposal/news.patch", "proposal/news.txt"] if failing else [])
