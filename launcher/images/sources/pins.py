@@ -92,7 +92,12 @@ class StartImages:
             return _image(found, name, wanted, reference, locked)
         if not any(wanted == other for _, other in self._found):
             why = "not the locked image" if locked else "matrix.lock has no digest of it"
-            mend = "" if locked or wanted != reference else "; `make lock` takes one"
+            mend = ""
+            if wanted == reference:
+                mend = ". `make lock`, where its registry answers, holds it to a digest"
+            elif found.get("RepoDigests"):
+                name = parse_reference(wanted).name
+                mend = f". To hold it, name it by its digest: {name}@{_digest(found)}"
             self.progress.note(f"UNPINNED {wanted}: {why}, so it is {_digest(found)} today{mend}")
         return _image(found, wanted, wanted, reference, locked)
 

@@ -36,7 +36,7 @@ VARIABLES = {
     "cudnn": ("CUDNN_VERSION",),
     "nccl": ("NCCL_VERSION",),
 }
-"""The variables of a base's configuration that state a fact; the first that is there counts."""
+"""What states a fact: variables of a base's processes, or else arguments of its build."""
 INFO = "megatron/core/package_info.py"
 OS = "org.opencontainers.image.ref.name", "org.opencontainers.image.version"  # labels
 
@@ -115,7 +115,7 @@ def _with_base(
 def _row(name: str, matrix: Matrix, site: Settings) -> dict[str, Any]:
     """A row on a base, with the newest release that fits. Raises UnknownFact and EngineError."""
     there = repository.describe(site.mirrored(name))
-    given = (step for step in there.steps if step.startswith("RUN |"))  # with build arguments
+    given = (one.partition(" /bin/")[0] for one in there.steps if one.startswith("RUN |"))
     said = {**dict(re.findall(r"\b([A-Z_]+)=(\S+)", " ".join(given))), **there.env}
     facts: dict[str, Any] = {"base": name, "os": " ".join(there.labels.get(one, "") for one in OS)}
     for fact, variables in VARIABLES.items():

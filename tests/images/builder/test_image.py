@@ -386,6 +386,10 @@ def test_a_user_s_own_choice_is_taken_and_told_unless_it_is_the_locked_image(
     found = find(engine, empty_site, chosen="own:1")
     assert found.image == pins.StartImage("own:1", OTHER, "own:1", OTHER, pinned=False)
     assert "UNPINNED own:1: not the locked image" in found.said
+    assert "hold it" not in found.said  # no registry has it, as far as the engine knows
+    engine = Engine().has(OTHER, "own:1", digests=(f"own@{OTHER}",))
+    found = find(engine, empty_site, chosen="own:1")
+    assert f"To hold it, name it by its digest: own@{OTHER}" in found.said
     engine = Engine().has(OTHER, "mirror/x:1", digests=(f"mirror/x@{INDEX}",))
     found = find(engine, empty_site, chosen="mirror/x:1")
     assert found.image == pins.StartImage(f"mirror/x@{INDEX}", OTHER, NGC, INDEX, pinned=True)

@@ -24,6 +24,7 @@ from launcher.images.oci.container import container_of, copy_out
 from launcher.images.oci.layout import sha256
 from launcher.images.oci.pull import PullCause, classify, describe_pull_failure, unpullable
 from launcher.images.oci.registry import PLATFORM, address_of, resolve
+from launcher.images.oci.repository import tags
 from tests.images.oci import fake_registry
 from tests.images.oci.fake_registry import LIST, MANIFEST, OCI_INDEX, OCI_MANIFEST, Fake
 
@@ -89,6 +90,15 @@ def test_a_size_that_is_a_lie_is_refused(fake: Fake, lie: str) -> None:
         resolve(f"{fake.reference}:1", layers=True)
     if lie == "layer":
         resolve(f"{fake.reference}:1")
+
+
+def test_a_list_of_tags_without_end_is_refused(fake: Fake) -> None:
+    """Else a registry that names the same next page again and again is asked for ever."""
+    page = b'{"tags": ["1"]}'
+    head = f"HTTP/1.0 200 OK\r\nLink: </v2/x?n=1&last=1>; rel=next\r\nContent-Length: {len(page)}"
+    fake.raw["tags/list"] = f"{head}\r\n\r\n".encode() + page
+    with pytest.raises(EngineError, match="lists its tags on more than 100 pages"):
+        tags(fake.reference)
 
 
 def test_another_platform_is_refused_by_name(fake: Fake) -> None:
