@@ -58,6 +58,7 @@ def inputs(recipes: Sequence[Recipe], patches: Mapping[str, str]) -> str:
             name: {path or ".": git.commit for path, git in {"": one.git, **one.submodules}.items()}
             for name, (_, one) in first.extensions.items()
         },
+        "extras": [*first.extras.names],  # their lock is a file of its own
         "wheels": {
             one.platform: {group: [*pins] for group, pins in one.pins.items()} for one in recipes
         },
