@@ -103,13 +103,14 @@ def shape_of(tag: str) -> str:
 def newest_of_series(found: Iterable[str], known: Iterable[str]) -> list[str]:
     """Of each series not older than the matrix's first, the newest release, where it lacks that."""
     newest: dict[tuple[int, ...], str] = {}
-    for one in sorted(found, key=numbers):
+    for one in sorted((one for one in found if len(numbers(one)) == 3), key=numbers):
         newest[numbers(one)[:2]] = one
     have = sorted(map(numbers, known))
     return [
         one
         for series, one in newest.items()
-        if (not have or series >= have[0][:2])
+        if have
+        and series >= have[0][:2]
         and all(numbers(one) > each for each in have if each[:2] == series)
     ]
 

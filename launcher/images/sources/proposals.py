@@ -12,8 +12,8 @@ from collections.abc import Iterable
 from typing import Any, TypeVar
 
 import yaml
-from packaging.requirements import InvalidRequirement, Requirement
-from pydantic import BaseModel, ValidationError
+from packaging.requirements import Requirement
+from pydantic import BaseModel, Field, ValidationError
 
 from launcher.agent import checkout
 from launcher.base import owned, yamlfile
@@ -46,6 +46,15 @@ Model = TypeVar("Model", bound=BaseModel)
 
 class UnknownFact(ValueError):
     """A fact that must be there and that nobody states."""
+
+
+class _Project(BaseModel):
+    requires_python: str = Field("", alias="requires-python")
+    dependencies: list[str] = []
+
+
+class _PyProject(BaseModel):
+    project: _Project
 
 
 def propose(matrix: Matrix, text: str, news: Iterable[UpstreamNews], site: Settings) -> str:
@@ -162,12 +171,10 @@ def _release(
     extension = re.search(r'Extension\(\s*"(megatron[\w.]+)"', files["setup.py"])
     if not extension:
         raise UnknownFact("its setup.py names no compiled module")
-    project = tomllib.loads(files["pyproject.toml"]).get("project", {})
-    torch = [
-        one for one in map(_requirement, project.get("dependencies", [])) if one.name == "torch"
-    ]
+    project = _checked(_PyProject, tomllib.loads(files["pyproject.toml"])).project
+    torch = [one for one in map(Requirement, project.dependencies) if one.name == "torch"]
     limits = {
-        "python": project.get("requires-python"),
+        "python": project.requires_python,
         "torch": str(torch[0].specifier) if torch else "",
     }
     return {
@@ -177,13 +184,6 @@ def _release(
         **({"version": own} if own != version else {}),
         **{name: limit for name, limit in limits.items() if limit},
     }
-
-
-def _requirement(text: str) -> Requirement:
-    try:
-        return Requirement(text)
-    except InvalidRequirement as error:
-        raise UnknownFact(f"its pyproject.toml has a requirement {text!r}: {error}") from error
 
 
 def _block(key: str, entry: dict[str, Any], model: type[BaseModel], why: str) -> list[str]:
