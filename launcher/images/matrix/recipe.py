@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from launcher.base.errors import UsageError
 from launcher.images.matrix.extras import NO_EXTRAS, Extras, extras_of
@@ -22,6 +21,7 @@ from launcher.images.matrix.schema import (
     Matrix,
     MegatronRelease,
     Row,
+    Source,
     outdated,
     pinned_versions,
 )
@@ -47,7 +47,7 @@ class Recipe:
     release: str
     named: MegatronRelease
     locked: LockedRelease
-    kind: Literal["git", "sdist"]
+    kind: Source
     platform: str
     builder: str
     images: Mapping[str, LockedImage | None]
@@ -136,7 +136,7 @@ def recipe(
         release=version,
         named=named,
         locked=lock.releases[version],
-        kind="sdist" if row.source == "sdist" and named.sdist else "git",
+        kind=_kind(row, named),
         platform=platform,
         builder=builder,
         images={name: lock.images.get(name) for name in (row.base, builder)},
@@ -145,6 +145,13 @@ def recipe(
         extensions={n: (matrix.extensions[n], lock.extensions[n]) for n in added.extensions},
         extras=added,
     )
+
+
+def _kind(row: Row, release: MegatronRelease) -> Source:
+    """What a row takes a release from: the row's own choice, where the release has that."""
+    if row.source == "sdist" and release.sdist:
+        return "sdist"
+    return "git" if release.git.is_named else "sdist"
 
 
 def check_packages(tag: str, row: Row, pins: Sequence[str]) -> None:

@@ -98,8 +98,14 @@ class StrictMatrix(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
 
+ONE_COMMIT = "takes a commit, or a ref (a tag or a branch), and not both"
+
+
 class GitSource(StrictMatrix):
-    """A repository at one commit, or at the one that a tag or branch named when it was locked."""
+    """A repository at one commit, or at the one that a tag or branch named when it was locked.
+
+    A release that has an sdist may leave both out where its commit isn't known.
+    """
 
     url: GitUrl
     commit: Commit | None = None
@@ -107,9 +113,14 @@ class GitSource(StrictMatrix):
 
     @model_validator(mode="after")
     def _names_one_commit(self) -> GitSource:
-        if (self.commit is None) == (self.ref is None):
-            raise ValueError("takes a commit, or a ref (a tag or a branch), and not both")
+        if self.commit and self.ref:
+            raise ValueError(ONE_COMMIT)
         return self
+
+    @property
+    def is_named(self) -> bool:
+        """Whether it says which commit."""
+        return (self.commit or self.ref) is not None
 
 
 class Caution(StrictMatrix):
@@ -136,6 +147,12 @@ class MegatronRelease(StrictMatrix):
     torch: Specifier | None = None
     caution: Caution | None = None
 
+    @model_validator(mode="after")
+    def _has_a_source(self) -> MegatronRelease:
+        if not (self.git.is_named or self.sdist):
+            raise KeyFault(("git",), ONE_COMMIT)
+        return self
+
 
 class Extension(StrictMatrix):
     """A package that is compiled with a base's own CUDA, by its setup.py.
@@ -153,6 +170,12 @@ class Extension(StrictMatrix):
     options: list[Text] = []
     environment: dict[Variable, Text] = {}
     modules_at_once: Variable | None = None
+
+    @model_validator(mode="after")
+    def _has_a_commit(self) -> Extension:
+        if not self.git.is_named:
+            raise KeyFault(("git",), ONE_COMMIT)
+        return self
 
 
 class Interpreter(StrictMatrix):
@@ -365,6 +388,9 @@ class Matrix(StrictMatrix):
                 raise KeyFault(("rows", tag, "interpreter"), reason)
             if row.source == "sdist" and not release.sdist:
                 raise KeyFault(("rows", tag, "source"), f"{row.megatron} has no sdist; use git")
+            if row.source == "git" and not release.git.is_named:
+                reason = f"{row.megatron} has no commit; use sdist"
+                raise KeyFault(("rows", tag, "source"), reason)
             if problem := misfit(row, row.megatron, release):
                 raise KeyFault(("rows", tag, "megatron"), problem)
         return self

@@ -165,7 +165,9 @@ class _LockBuilder:
         anew, git, sdist = self.asking.anew(version), None, None
         if before and before.git and before.git.is_of(named.git):
             git = before.git
-        git = self.pin(f"{version} from git", git, anew, partial(_lock_git, named.git, self.site))
+        if named.git.is_named:
+            found_git = partial(_lock_git, named.git, self.site)
+            git = self.pin(f"{version} from git", git, anew, found_git)
         if named.sdist:
             sdist = before.sdist if before else None
             found = partial(_lock_sdist, version, self.site)

@@ -196,7 +196,8 @@ def from_path(path: Path, version: str, locked: LockedRelease) -> MegatronSource
         if locked.git is None or not _has_commit(path, locked.git.commit):
             raise UsageError(f"{path}: a bare repository without the commit of {version}")
         return _checked(version, locked, path)
-    assert locked.git is not None
+    like = locked.git or locked.sdist
+    assert like is not None
     own = own_version(path)
     return MegatronSource(
         kind="path",
@@ -204,7 +205,7 @@ def from_path(path: Path, version: str, locked: LockedRelease) -> MegatronSource
         identity=_digest(path, checkout_files(path)),
         revision=revision(path),
         whole=(path / "megatron/training").is_dir(),
-        epoch=locked.git.epoch,
+        epoch=like.epoch,
         at=path,
         rules=version if version != own else "",
     )

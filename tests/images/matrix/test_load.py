@@ -46,7 +46,7 @@ def test_the_nine_tags_and_the_cpu_row_are_there() -> None:
 def test_every_release_has_a_full_commit_and_patches_that_exist() -> None:
     folders = set()
     for release in load_matrix().releases.values():
-        assert len(release.git.commit or "") == 40
+        assert len(release.git.commit or "") == 40 or release.sdist
         patches = list((ROOT / "patches" / release.patches).glob("*.patch"))
         assert bool(patches) == bool(release.patches)
         names = {path.name for path in patches}  # without the first a wheel lacked megatron.rl
@@ -86,7 +86,7 @@ def test_every_release_has_a_full_commit_and_patches_that_exist() -> None:
         (
             "platforms: [linux/amd64, linux/arm64]",
             "platforms: [linux/arm64, linux/arm64]",
-            "rows.25.12.platforms.1",
+            "rows.25.03.platforms.1",
             "linux/arm64 is in the list twice",
         ),
         ("importlib-metadata, numpy<2", "numpy<<2", "packages.0", "a requirement such as"),

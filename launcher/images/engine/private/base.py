@@ -9,7 +9,7 @@ import re
 import shutil
 import subprocess
 import tarfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -74,19 +74,21 @@ def debian_base(
     epoch: int,
     python: str = "3.11",
     *,
+    more: Sequence[str] = (),
     cache: Path | None = None,
     say: Say = lambda _: None,
 ) -> str:
     """The ID of the engine's image `name`, a Debian with `python`, pip and a C++ compiler.
 
-    The engine's own is taken if it was made by the same recipe, then the archive in `cache`,
-    which is a folder of the launcher's cache unless another is given. Raises EngineError.
+    more: packages of Debian's beside them, such as python3-torch. The engine's own is taken if it
+    was made by the same recipe, then the archive in `cache`, which is a folder of the launcher's
+    cache unless another is given. Raises EngineError.
     """
     from docker.errors import ImageNotFound
 
     if python not in SUITES:
         raise EngineError(f"no Debian release has Python {python}", nearest(python, list(SUITES)))
-    made_of = (tuple(PACKAGES), tuple(EXCLUDED), tuple(FORGOTTEN))
+    made_of = ((*PACKAGES, *more), tuple(EXCLUDED), tuple(FORGOTTEN))
     recipe = BaseRecipe(SUITES[python], _architecture(), epoch, *made_of)
     found = find_image(client, name) or {"Config": {}}
     if recipe.labels.items() <= (found["Config"].get("Labels") or {}).items():
