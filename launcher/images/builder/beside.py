@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 PROVENANCE = "provenance.json"
 SBOM = "sbom.cdx.json"
+PACKAGES = "packages.json"
+NAMES = (PROVENANCE, SBOM, PACKAGES)
 RECORD = "/opt/megatron/build.json"
 LARGEST = 4 << 20
 """Bytes of a build.json and what a tar has around it."""
@@ -72,6 +74,11 @@ class _Sbom(BaseModel):
     components: list[_Component]
 
 
+class _Packages(BaseModel):
+    image: str
+    packages: dict[str, str]
+
+
 @dataclass(frozen=True)
 class ImageDocuments:
     """The documents beside an image; None for one that isn't there."""
@@ -86,19 +93,24 @@ def folder(image: str, site: Settings) -> Path:
     return site.cache / "images" / image.removeprefix("sha256:")
 
 
-def keep(made: ImageRecord, site: Settings) -> None:
-    """Write provenance and SBOM beside an image; each file is whole or not there."""
+def keep(made: ImageRecord, packages: Mapping[str, str], site: Settings) -> None:
+    """Write provenance, SBOM and all `packages` of an image, the base's too, beside it.
+
+    Each file is whole or not there.
+    """
     from launcher.images.builder.sbom import sbom
 
     statement = json.dumps(attest.provenance(made), indent=2, sort_keys=True) + "\n"
-    put({PROVENANCE: statement.encode(), SBOM: sbom(made).encode()}, made.id, site)
+    listed = json.dumps({"image": made.id, "packages": packages}, indent=2, sort_keys=True) + "\n"
+    documents = (statement, sbom(made), listed)
+    put({name: text.encode() for name, text in zip(NAMES, documents, strict=True)}, made.id, site)
 
 
 def put(documents: Mapping[str, bytes], image: str, site: Settings) -> None:
     """Put documents beside the image with this ID; those of other names aren't ours."""
     at = folder(image, site)
     at.parent.mkdir(parents=True, exist_ok=True)
-    for name in {PROVENANCE, SBOM} & documents.keys():
+    for name in {*NAMES} & documents.keys():
         with suppress(FileExistsError):
             owned.make_folder(at)
         files.write(at / name, documents[name])
@@ -106,7 +118,7 @@ def put(documents: Mapping[str, bytes], image: str, site: Settings) -> None:
 
 def texts(image: str, site: Settings) -> dict[str, bytes]:
     """The documents beside the image with this ID, by name, as they are."""
-    paths = [folder(image, site) / name for name in (PROVENANCE, SBOM)]
+    paths = [folder(image, site) / name for name in NAMES]
     return {path.name: path.read_bytes() for path in paths if path.is_file()}
 
 
@@ -117,8 +129,21 @@ def remove(image: str, site: Settings) -> None:
 
 
 def is_kept(image: str, site: Settings) -> bool:
-    """True where both documents lie beside the image with this ID."""
-    return all((folder(image, site) / name).is_file() for name in (PROVENANCE, SBOM))
+    """True where all documents lie beside the image with this ID."""
+    return all((folder(image, site) / name).is_file() for name in NAMES)
+
+
+def packages(image: str, site: Settings) -> dict[str, str] | None:
+    """The Python packages of the image with this ID, versions by normalised names.
+
+    None where nothing of use says so.
+    """
+    try:
+        text = files.read_regular(folder(image, site) / PACKAGES, LARGEST)
+        found = _fitting(_Packages, _parsed(text), PACKAGES)
+    except (OSError, ValueError):
+        return None
+    return found.packages if found.image == image else None
 
 
 def kept(image: str, site: Settings) -> ImageDocuments:
@@ -151,7 +176,7 @@ def accept(found: Mapping[str, bytes], image: str, record: dict[str, Any], site:
     `record` as for `check_documents`. What lies there stays: this machine may have built it.
     """
     there, accepted = texts(image, site), dict[str, bytes]()
-    for name in {PROVENANCE, SBOM} & found.keys() - there.keys():
+    for name in {*NAMES} & found.keys() - there.keys():
         with suppress(ValueError):
             _check(name, _parsed(found[name]), image, record)
             accepted[name] = found[name]
@@ -160,8 +185,9 @@ def accept(found: Mapping[str, bytes], image: str, record: dict[str, Any], site:
 
 def _check(name: str, document: object, image: str, record: dict[str, Any]) -> None:
     """Raises ValueError where a document is about another image, or about none."""
-    if name == SBOM:
-        if _fitting(_Sbom, document, name).image != image:
+    if name != PROVENANCE:
+        model: type[_Sbom | _Packages] = _Sbom if name == SBOM else _Packages
+        if _fitting(model, document, name).image != image:
             raise ValueError(f"{name} is about another image")
         return
     digests = {subject.sha256 for subject in _fitting(_Provenance, document, name).subject}

@@ -110,7 +110,7 @@ class Builds:
             if not request.no_cache and (found := self._with_key(key)):
                 self._tag(found, names)
                 if not beside.is_kept(found, self.site):
-                    self._document(inputs, found)
+                    self._document(inputs, found, verify.look(self.client, found, names[0]))
                 return BuiltImage(names, found, reused=True)
             row = inputs.recipe.row
             if because := caution(row, inputs.recipe.named):
@@ -118,10 +118,10 @@ class Builds:
                 self.progress.note(f"{at}: {because}")
             base = self._look_into_base(request, inputs.recipe.row, inputs.base)
             verify.check_base(base, row, request.base or row.base, inputs.base.standin)
+            verify.check_needs(base, inputs.recipe.named, request.base or row.base)
             image = self._build(inputs, request, {**inputs.labels, f"{LABEL}key": key})
             try:
-                self._check(image, base, inputs)
-                self._document(inputs, image)
+                self._document(inputs, image, self._check(image, base, inputs))
             except BaseException:
                 self._discard(image)
                 raise
@@ -246,8 +246,10 @@ class Builds:
             wanted = builders.ImageBuild(tar, args, labels, request.no_cache)
             return builders.build(self.client, wanted, self.progress)
 
-    def _check(self, image: str, base: verify.BuildFacts, inputs: context.Inputs) -> None:
-        """Look into the new image and compare it with its base and its row."""
+    def _check(
+        self, image: str, base: verify.BuildFacts, inputs: context.Inputs
+    ) -> verify.BuildFacts:
+        """Look into the new image and compare it with its base and its row; what was seen."""
         self.progress.step("check the image")
         both = (inputs.base.id, image)
         verify.check_layers(*(layers_of(self.client.api.inspect_image(one)) for one in both))
@@ -257,10 +259,15 @@ class Builds:
         verify.check_image(base, facts, added, inputs.source.whole)
         verify.check_torch(facts, made.row, inputs.base.standin)
         verify.check_extensions(facts, [one.wanted.package for one in inputs.extensions])
+        verify.check_needs(facts, made.named, "the image")
+        note = verify.check_imports(facts, made.row)
         self.progress.close()
+        if note:
+            self.progress.note(note)
+        return facts
 
-    def _document(self, inputs: context.Inputs, image: str) -> None:
-        """Write provenance and SBOM beside the image, the same whatever name it was built under."""
+    def _document(self, inputs: context.Inputs, image: str, seen: verify.BuildFacts) -> None:
+        """Write the documents beside the image, the same whatever name it was built under."""
         record = beside.record(self.client, image)
         made = attest.ImageRecord(
             name=f"{REPOSITORY}:{_tag(inputs)}",
@@ -269,7 +276,7 @@ class Builds:
             wheel=record["wheel"],
             of_base=tuple(record["of_base"]),
         )
-        beside.keep(made, self.site)
+        beside.keep(made, seen.packages, self.site)
 
     def _names(self, inputs: context.Inputs) -> list[str]:
         """An image's names: row, release and extras; without the release for the row's own."""

@@ -12,7 +12,7 @@ from packaging.utils import canonicalize_name
 
 from launcher.base.errors import BuildError
 from launcher.images.matrix.extras import PROTECTED
-from launcher.images.matrix.schema import Row
+from launcher.images.matrix.schema import MegatronRelease, Row, unmet
 from launcher.images.oci.container import container_of
 
 if TYPE_CHECKING:
@@ -23,9 +23,35 @@ ADDED = re.compile(r"\bCOPY (/stage/|dir:[0-9a-f]+ in) /(\s|$)")
 ABOVE = re.compile(r"\b(ENV PYTHONPATH=|LABEL )")
 """What stands in a history above that: the Dockerfile's last line, and labels."""
 
+SECONDS = 300
+"""How long the imports may take: a loaded machine needs a minute."""
+NO_GPU = re.compile(
+    r"\blibcuda\b|\blibnvidia-|NVIDIA driver|CUDA (driver|initialization|error)|cuInit"
+    r"|[Nn]o CUDA|active drivers|device count"
+)
+"""What an import says where only the GPU or its driver is missing, as at each build."""
+SURE = re.compile(r"(AssertionError|ImportError|ModuleNotFoundError)\b")
+"""Begins what it says where no GPU would mend that."""
+ABSENT = re.compile(r"ModuleNotFoundError: No module named '(\w+)")
+
+# Prints the module that can't be imported, with the error; nothing runs after that, nor at its end.
+IMPORT = """
+import json, os, sys
+out, sys.stdout, answer = sys.stdout, sys.stderr, []
+for name in sys.argv[1:]:
+    try:
+        __import__(name)
+    except BaseException as error:
+        answer = [name, type(error).__name__ + ": " + " ".join(str(error).split())[:2000]]
+        break
+print(flush=True, file=out)
+print(json.dumps(answer), flush=True, file=out)
+os._exit(0)
+"""
+
 # Runs in the image; prints its Python, its packages, and whether what we added works.
 LOOK = """
-import importlib.util, json, platform, re, sys
+import importlib.util, json, platform, re, subprocess, sys, tempfile
 from importlib.metadata import distributions
 found = {}
 for d in distributions():
@@ -38,7 +64,8 @@ try:
         facts["limits"] = file.read(1 << 20).splitlines()
 except OSError:
     pass
-for extension in sys.argv[1:]:
+program, seconds, *extensions = sys.argv[1:]
+for extension in extensions:
     name = extension.rpartition(".")[2]
     folder = "/opt/megatron/lib/" + extension.rpartition(".")[0].replace(".", "/")
     from importlib.machinery import FileFinder, ExtensionFileLoader, EXTENSION_SUFFIXES
@@ -48,6 +75,21 @@ for extension in sys.argv[1:]:
     except Exception as error:
         facts["extension_error"] = "%s: %s" % (type(error).__name__, error)
     facts["training"] = importlib.util.find_spec("megatron.training") is not None
+    if importlib.util.find_spec("torch"):
+        names = ["megatron.core", "megatron.training"][:1 + facts["training"]]
+        with tempfile.TemporaryFile() as file:
+            command = [sys.executable, "-W", "ignore", "-c", program, *names]
+            try:
+                subprocess.run(command, stdin=subprocess.DEVNULL, stdout=file,
+                               stderr=subprocess.DEVNULL, timeout=int(seconds))
+            except subprocess.TimeoutExpired:
+                pass
+            file.seek(0)
+            answer = file.read()[-10000:].decode(errors="replace").strip().rpartition("\\n")[2]
+        try:
+            facts["unimported"] = list(json.loads(answer))
+        except ValueError:
+            facts["unimported"] = [names[0], "no answer"]
 print(json.dumps(facts))
 """
 
@@ -56,7 +98,8 @@ print(json.dumps(facts))
 class BuildFacts:
     """What was seen in an image: Python (3.10), packages' versions by normalised name.
 
-    limits: lines of its /etc/pip/constraint.txt; glibc: 2.35
+    limits: lines of its /etc/pip/constraint.txt; glibc: 2.35; unimported: the module of Megatron
+    that can't be imported, and the error
     """
 
     python: str
@@ -65,6 +108,7 @@ class BuildFacts:
     training: bool = False
     limits: list[str] = field(default_factory=list)
     glibc: str = ""
+    unimported: list[str] = field(default_factory=list)
 
 
 def look(client: DockerClient, image: str, name: str, *extension: str) -> BuildFacts:
@@ -74,11 +118,11 @@ def look(client: DockerClient, image: str, name: str, *extension: str) -> BuildF
     """
     from docker.errors import APIError
 
-    command = ("-c", LOOK, *extension)
+    command = ("-c", LOOK, IMPORT, str(SECONDS), *extension)
     with container_of(client, image, *command, entrypoint=["python3"]) as container:
         try:
             container.start()
-            failed = container.wait()["StatusCode"] != 0
+            failed = container.wait(timeout=2 * SECONDS)["StatusCode"] != 0
             printed = container.logs(stdout=not failed, stderr=failed).decode(errors="replace")
         except APIError as error:
             reason = error.explanation or error
@@ -142,6 +186,35 @@ def _check_torch(found: BuildFacts, row: Row, name: str, mend: str) -> None:
     torch = found.packages.get("torch", "missing")
     if not torch.startswith(row.torch):
         raise BuildError(f"{name} has torch {torch}, and the row says {row.torch}", mend)
+
+
+def check_needs(found: BuildFacts, release: MegatronRelease, name: str) -> None:
+    """Raise BuildError where a package of a base or an image is one that the release refuses."""
+    if wrong := unmet(found.packages, release):
+        raise BuildError(
+            f"{name}: has {'; '.join(wrong)}",
+            "Take a base with that version or without the package, or another release: MEGATRON=…",
+        )
+
+
+def check_imports(image: BuildFacts, row: Row) -> str | None:
+    """A note where Megatron can't be imported for want of a GPU, or of Triton on a CPU row.
+
+    Raises BuildError where a version is asserted or a module is missing.
+    """
+    if not image.unimported:
+        return None
+    module, error = image.unimported
+    absent = ABSENT.match(error)
+    note = f"import {module} in the image: {error}"
+    if absent and absent[1] == "triton" and not row.cuda:
+        return f"{note} (CPU torch has none)"
+    if NO_GPU.search(error) or not SURE.match(error):
+        return f"{note} (there is no GPU at a build)"
+    mend = "Take a base whose packages this release takes, or another release: MEGATRON=…"
+    if absent:
+        mend = f'Add it to the image: EXTRAS="{absent[1]}". Or take a base that has it.'
+    raise BuildError(f"{module} can't be imported in the image: {error}", mend)
 
 
 def check_extensions(image: BuildFacts, packages: Sequence[str]) -> None:

@@ -101,7 +101,7 @@ def load(
     check_saved(folder, progress)
     documents = {
         name: _small(folder, listing.listed[path])
-        for name in (beside.PROVENANCE, beside.SBOM)
+        for name in beside.NAMES
         if (path := f"{layout.DOCUMENTS}/{name}") in listing.listed
     }
     loaded = load_checked(client, folder, listing, progress, base)

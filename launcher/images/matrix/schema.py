@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Literal
 
 from packaging.requirements import InvalidRequirement, Requirement
@@ -69,6 +69,7 @@ Release = Annotated[Text, _matching(r"\d+\.\d+\.\d+", "a release: 0.9.0")]
 Tag = Annotated[Text, AfterValidator(names.tag)]
 PythonVersion = Annotated[Text, _matching(r"3\.\d+", "a Python version: 3.10")]
 Abi = Annotated[Text, _matching(r"cp3\d+(-arm64)?", "an ABI: cp310, or cp312-arm64 of arm64")]
+PackageName = Annotated[Text, _matching(r"[a-z0-9]+(-[a-z0-9]+)*", "a package: flash-attn")]
 Name = Annotated[Text, _matching(r"[a-z0-9][a-z0-9._-]*", "a name: apex-24.10")]
 Url = Annotated[
     Text, _matching(r"https://[!-~]+/\w[\w.+%~-]*", "a file's address: https://…/a.tar.gz")
@@ -130,12 +131,20 @@ class Caution(StrictMatrix):
     because: Text
 
 
+class BaseNeed(StrictMatrix):
+    """The versions of a package that a release takes where an image has the package."""
+
+    versions: Specifier
+    because: Text
+
+
 class MegatronRelease(StrictMatrix):
     """One Megatron-LM release: where it comes from and what is done to it.
 
     `python` and `torch` are the limits of the release's own metadata; `extension` is the compiled
     module that must be in the wheel; `patches` a folder below patches/, "" where none is needed;
-    `version` what the source says of itself where that isn't the release's name.
+    `version` what the source says of itself where that isn't the release's name; `needs_base` what
+    packages must be, by their names as indexes compare them, where an image has them.
     """
 
     git: GitSource
@@ -146,6 +155,7 @@ class MegatronRelease(StrictMatrix):
     python: Specifier | None = None
     torch: Specifier | None = None
     caution: Caution | None = None
+    needs_base: dict[PackageName, BaseNeed] = {}
 
     @model_validator(mode="after")
     def _has_a_source(self) -> MegatronRelease:
@@ -414,6 +424,15 @@ def caution(row: Row, release: MegatronRelease) -> str | None:
     """What is known to be wrong with `release` on the torch of `row`, or None."""
     known = release.caution
     return known.because if known and _meets(row.torch, known.torch) else None
+
+
+def unmet(packages: Mapping[str, str], release: MegatronRelease) -> list[str]:
+    """What packages, versions by normalised names, are and `release` needs them to be, in words."""
+    return [
+        f"{name} {packages[name]}: Megatron needs {need.versions} there, since {need.because}"
+        for name, need in release.needs_base.items()
+        if name in packages and not _meets(packages[name], need.versions)
+    ]
 
 
 def _meets(version: str, limit: str) -> bool:

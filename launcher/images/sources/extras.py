@@ -173,8 +173,9 @@ def dump(lock: ExtrasLock) -> str:
 
 
 def limits_of(made: Recipe, matrix: Matrix) -> list[str]:
-    """What is known to limit packages on the row's torch, which their own metadata doesn't say."""
-    return [cap.package for cap in caps_of(made.row.torch, matrix.caps)]
+    """What limits packages by the row's torch and by Megatron, and not by their own metadata."""
+    caps = [cap.package for cap in caps_of(made.row.torch, matrix.caps)]
+    return [*caps, *(f"{name}{one.versions}" for name, one in made.named.needs_base.items())]
 
 
 def resolve_lock(made: Recipe, matrix: Matrix, on: Ground, site: Settings) -> ExtrasLock:
