@@ -23,7 +23,8 @@ from launcher.images.matrix.extras import suffix
 from launcher.images.matrix.load import find_row, load_lock, load_matrix, patch_files
 from launcher.images.matrix.recipe import Recipe, recipe
 from launcher.images.matrix.render import dockerfile
-from launcher.images.matrix.schema import Row, caution, pinned_versions
+from launcher.images.matrix.requirements import pinned_versions
+from launcher.images.matrix.schema import Row, caution
 from launcher.images.oci.container import engine_errors, find_image, layers_of, tags_of
 from launcher.images.sources import extensions, extras, fetch, pins
 from launcher.images.sources import source as sources

@@ -15,6 +15,7 @@ from launcher.images.matrix.locked import (
     LockedImage,
     LockedRelease,
 )
+from launcher.images.matrix.requirements import outdated, pinned_versions
 from launcher.images.matrix.schema import (
     Extension,
     Interpreter,
@@ -22,8 +23,6 @@ from launcher.images.matrix.schema import (
     MegatronRelease,
     Row,
     Source,
-    outdated,
-    pinned_versions,
 )
 
 GLIBC = 28

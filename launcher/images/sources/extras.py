@@ -21,12 +21,8 @@ from launcher.base.settings import Settings
 from launcher.images.matrix.extras import PROTECTED, suffix
 from launcher.images.matrix.locked import ExtrasLock
 from launcher.images.matrix.recipe import GLIBC, Recipe, sha256_of_pin
-from launcher.images.matrix.schema import (
-    Matrix,
-    caps_of,
-    outdated,
-    pinned_versions,
-)
+from launcher.images.matrix.requirements import outdated, pinned_versions
+from launcher.images.matrix.schema import Matrix, caps_of
 from launcher.images.sources import fetch
 from launcher.images.sources.resolve import RequirementSet, resolve
 

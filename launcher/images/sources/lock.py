@@ -29,7 +29,8 @@ from launcher.images.matrix.locked import (
     LockedRelease,
     LockedSdist,
 )
-from launcher.images.matrix.schema import AMD64, GitSource, Matrix, outdated, pinned_versions
+from launcher.images.matrix.requirements import outdated, pinned_versions
+from launcher.images.matrix.schema import AMD64, GitSource, Matrix
 from launcher.images.oci import registry
 from launcher.images.sources import extensions, fetch, index, source
 from launcher.images.sources.resolve import RequirementSet, resolve

@@ -21,7 +21,8 @@ from launcher.base import owned
 from launcher.base.errors import BuildError
 from launcher.base.settings import Settings
 from launcher.images.matrix.recipe import GLIBC
-from launcher.images.matrix.schema import AMD64, pinned_versions
+from launcher.images.matrix.requirements import pinned_versions
+from launcher.images.matrix.schema import AMD64
 from launcher.images.sources import fetch, index
 
 if sys.version_info >= (3, 11):

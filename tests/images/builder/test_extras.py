@@ -16,7 +16,8 @@ from launcher.images.matrix.extras import PROTECTED, extras_of, normalised, suff
 from launcher.images.matrix.load import load_lock, load_matrix
 from launcher.images.matrix.locked import ExtrasLock
 from launcher.images.matrix.recipe import Recipe, recipe
-from launcher.images.matrix.schema import Cap, Matrix, pinned_versions
+from launcher.images.matrix.requirements import pinned_versions
+from launcher.images.matrix.schema import Cap, Matrix
 from launcher.images.sources import extras
 from launcher.images.sources.extras import Ground, settled
 from launcher.images.sources.resolve import clash_in
