@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import importlib.util
 import os
 import signal
 from collections.abc import Generator, Iterator
@@ -40,6 +41,15 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 ROOT = Path(__file__).resolve().parent.parent
 KEPT_OF_BUILDS = 6_000_000_000  # bytes of layer cache, for the next time
 NAMES = "launchpad-test"  # of the images that tests make, beside the user's
+
+
+def missing(*names: str) -> list[str]:
+    """Those modules that can't be imported here."""
+    found = []
+    for name in names:
+        with suppress(ModuleNotFoundError):
+            found += [name] if importlib.util.find_spec(name) else []
+    return [name for name in names if name not in found]
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from launcher.base.errors import UsageError
 from launcher.runs.payload import Payload
 from launcher.runs.plan.image import ImageFacts
 from launcher.runs.plan.mounts import Host
@@ -48,6 +49,13 @@ def plan_of(
     """The plan of a run file, without what a machine's GPUs decide."""
     run = resolve(config, origin, facts, host, stamp.run, gpus=gpus, rest=rest)
     return make_plan(run, host, stamp, tie=tie)
+
+
+def refusal(plan: Planner, *args: object, **more: object) -> str:
+    """What is said of a run file that has no plan."""
+    with pytest.raises(UsageError) as caught:
+        plan(*args, **more)
+    return str(caught.value)
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import re
@@ -22,6 +21,7 @@ import pytest
 
 from launcher.agent.ranks import stacks
 from launcher.agent.ranks.job import parse
+from tests.conftest import missing
 
 ROOT = Path(__file__).parents[2]
 
@@ -32,19 +32,10 @@ TINY = (
 ).split()
 
 
-def _importable(name: str) -> bool:
-    try:
-        return importlib.util.find_spec(name) is not None
-    except ModuleNotFoundError:
-        return False
-
-
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    missing = [name for name in ("torch", "megatron.core") if not _importable(name)]
-    if not missing:
-        return
-    skip = pytest.mark.skip(reason=f"{' and '.join(missing)} can't be imported here")
-    for item in items:
+    absent = missing("torch", "megatron.core")
+    skip = pytest.mark.skip(reason=f"{' and '.join(absent)} can't be imported here")
+    for item in items if absent else ():
         if item.get_closest_marker("megatron") and re.search(
             "tests/(agent|trainer)/", item.path.as_posix()
         ):

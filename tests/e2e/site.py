@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -218,6 +219,26 @@ class Site:
         left += [f"file {path}" for path in (self.folder / "runs").rglob("*.partial")]
         killed = killed_with(f"LAUNCHER_RUNS={self.folder / 'runs'}")
         return left + [f"process {pid}" for pid in killed]
+
+
+def leaves_to_others(site: Site, *start: str, run: Callable[[], str], first: str) -> Started:
+    """Kill the launcher of a run that says `first`: others list, follow, enter and stop it."""
+    launcher = site.start("run", "run.yaml", *start)
+    launcher.said(first)
+    launcher.process.kill()
+    assert launcher.ends() == -signal.SIGKILL
+    found, backend = run(), start[-1] if start else "docker"
+    assert re.search(rf"^{found} +{site.name} +running +{backend} ", site.done("ps").out, re.M)
+    follower, logs = site.start("attach", found), site.start("logs", "-f", found)
+    for each in (follower, logs):
+        each.said(first)
+    assert site.done("exec", found, "--", "sh", "-c", "echo in $((1 + 1))").out == "in 2\n"
+    assert site.done("stop", found).process.returncode == 0
+    assert (follower.ends(), logs.ends()) == (7, 0)
+    assert sorted(follower.out.splitlines()) == sorted(logs.out.splitlines())
+    assert re.match(rf"run {found} stopped, exit code 7", follower.told()[-1])
+    assert found not in site.done("ps", "-q").out.split()
+    return follower
 
 
 def make_site(folder: Path, client: DockerClient) -> Site:

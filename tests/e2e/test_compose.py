@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from launcher.runs.backends.docker.docker_job import PROJECT
-from tests.e2e.site import Site, Started, standin, until
+from tests.e2e.site import Site, Started, leaves_to_others, standin, until
 
 if TYPE_CHECKING:
     from docker.models.containers import Container
@@ -110,20 +110,8 @@ def test_nodes_meet_by_name_and_stop_when_asked(counting: Site) -> None:
 
 
 def test_a_killed_launcher_leaves_the_run_to_others(counting: Site) -> None:
-    first = counting.start("run", "run.yaml", "--backend", "compose")
-    first.said("node-0 | met as 0")
-    first.process.kill()
-    first.ends()
-    run = counting.run()
-    listed = counting.done("ps").out
-    assert re.findall(rf"^{run} +{counting.name} +running +compose ", listed, re.MULTILINE)
-    follower, logs = counting.start("attach", run), counting.start("logs", "-f", run)
-    for each in (follower, logs):
-        each.said("node-1 | line")
-    assert counting.done("stop", run).process.returncode == 0
-    assert (follower.ends(), logs.ends()) == (7, 0)
-    counted(follower.out)
-    assert sorted(follower.out.splitlines()) == sorted(logs.out.splitlines())
+    start = ("--backend", "compose")
+    counted(leaves_to_others(counting, *start, run=counting.run, first="node-1 | line").out)
 
 
 def test_the_others_start_though_the_launcher_was_killed_before(counting: Site) -> None:

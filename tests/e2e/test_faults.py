@@ -28,7 +28,16 @@ from launcher.images.engine.connect import engine_host
 from launcher.images.engine.private import packages, private
 from launcher.tools.weights import archive
 from tests.e2e.registry import listener
-from tests.e2e.site import WITHIN, Site, Started, make_site, script, standin, until
+from tests.e2e.site import (
+    WITHIN,
+    Site,
+    Started,
+    leaves_to_others,
+    make_site,
+    script,
+    standin,
+    until,
+)
 
 if TYPE_CHECKING:
     from docker import DockerClient
@@ -99,21 +108,8 @@ def test_the_second_signal_ends_the_run(here: Site, python_image: str) -> None:
 
 
 def test_a_killed_launcher_leaves_the_run_to_others(counting: Site) -> None:
-    first = counting.start("run", "run.yaml")
-    first.said("line 2\n")
-    first.process.kill()
-    assert first.ends() == -signal.SIGKILL
-    run = counting.run()
-    listed = counting.done("ps").out
-    assert re.search(rf"^{run} +{counting.name} +running ", listed, re.MULTILINE)
-    follower, logs = counting.start("attach", run), counting.start("logs", "-f", run)
-    for each in (follower, logs):
-        each.said("line 2\n")
-    assert counting.done("stop", run).process.returncode == 0
-    assert (follower.ends(), logs.ends()) == (7, 0)
-    assert counted(follower.out) == counted(logs.out) > 2
-    assert follower.told() == [f"run {run} stopped, exit code 7"]
-    assert run not in counting.done("ps", "-q").out.split()
+    follower = leaves_to_others(counting, run=counting.run, first="line 2\n")
+    assert counted(follower.out) > 2
 
 
 def test_a_run_that_ended_with_nobody_watching_is_kept_for_attach(counting: Site) -> None:

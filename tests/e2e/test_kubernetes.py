@@ -17,7 +17,7 @@ import yaml
 
 from launcher.base.settings import ROOT, Settings
 from tests.e2e.kubernetes import Cluster, cluster
-from tests.e2e.site import RUNNER, Site
+from tests.e2e.site import RUNNER, Site, leaves_to_others
 from tests.e2e.test_compose import COUNTING, FAILING
 from tests.e2e.test_slurm import MEETING
 
@@ -100,19 +100,7 @@ def test_one_that_nobody_may_enter_stops_all_the_same(here: InCluster) -> None:
 def test_a_killed_launcher_leaves_the_run_to_others(here: InCluster) -> None:
     """By its label in the cluster."""
     here.counts()
-    first = here.start(*START)
-    first.said("node-1 | line")
-    first.process.kill()
-    first.ends()
-    (run,) = here.found()
-    assert re.search(rf"^{run} +{here.name} +running +kubernetes ", here.done("ps").out, re.M)
-    follower, logs = here.start("attach", run), here.start("logs", "-f", run)
-    for each in (follower, logs):
-        each.said("node-0 | line")
-    assert here.done("exec", run, "--", "echo", "in it").out == "in it\n"
-    assert here.done("stop", run).process.returncode == 0
-    assert (follower.ends(), logs.ends()) == (7, 0)
-    assert sorted(follower.out.splitlines()) == sorted(logs.out.splitlines())
+    leaves_to_others(here, *START[2:], run=lambda: here.found()[0], first="node-1 | line")
 
 
 @pytest.mark.long

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import re
@@ -19,6 +18,7 @@ import pytest
 
 from launcher.agent.ranks.job import free_port
 from launcher.base.settings import ROOT
+from tests.conftest import missing
 from tests.e2e.command import pytest_in
 
 if TYPE_CHECKING:
@@ -54,15 +54,8 @@ def test_local_runs_pass_their_tests_in_the_image(
     assert "skipped" not in printed.splitlines()[-1]
 
 
-def _installed(name: str) -> bool:
-    try:
-        return importlib.util.find_spec(name) is not None
-    except ModuleNotFoundError:
-        return False
-
-
 needs_megatron = pytest.mark.skipif(
-    not (_installed("torch") and _installed("megatron.core")),
+    bool(missing("torch", "megatron.core")),
     reason="torch and megatron.core can't both be imported here",
 )
 

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from launcher.base.settings import Settings
-from tests.e2e.site import RUNNER, Site, until
+from tests.e2e.site import RUNNER, Site, leaves_to_others, until
 from tests.e2e.slurm import cluster
 from tests.e2e.test_compose import COUNTING, FAILING
 from tests.e2e.test_compose import MEETING as MEETING_ONE_BY_ONE
@@ -67,6 +67,11 @@ class OnCluster(Site):
     @property
     def environment(self) -> dict[str, str]:
         return super().environment | self.cluster
+
+    def found(self) -> str:
+        """The run that was submitted."""
+        (path,) = (self.folder / "runs").glob("*/slurm.json")
+        return path.parent.name
 
     def queue(self) -> list[str]:
         """The states of the jobs that haven't ended."""
@@ -120,19 +125,7 @@ def test_nodes_meet_and_stop_when_asked(here: OnCluster) -> None:
 def test_a_killed_launcher_leaves_the_job_to_others(here: OnCluster) -> None:
     """By Slurm's queue and the files on the shared disk alone."""
     here.counts()
-    first = here.start("run", "run.yaml", "--backend", "slurm")
-    first.said("node-1 | line")
-    first.process.kill()
-    first.ends()
-    (run,) = [path.parent.name for path in (here.folder / "runs").glob("*/slurm.json")]
-    assert re.search(rf"^{run} +{here.name} +running +slurm ", here.done("ps").out, re.MULTILINE)
-    follower, logs = here.start("attach", run), here.start("logs", "-f", run)
-    for each in (follower, logs):
-        each.said("node-0 | line")
-    assert here.done("exec", run, "--", "sh", "-c", "echo in $SLURM_JOB_ID").out.startswith("in ")
-    assert here.done("stop", run).process.returncode == 0
-    assert (follower.ends(), logs.ends()) == (7, 0)
-    assert sorted(follower.out.splitlines()) == sorted(logs.out.splitlines())
+    leaves_to_others(here, "--backend", "slurm", run=here.found, first="node-1 | line")
 
 
 def test_the_first_node_to_fail_is_named_and_ends_the_others(here: OnCluster) -> None:

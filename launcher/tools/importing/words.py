@@ -145,14 +145,14 @@ class WordValues:
 
     def assigned(self, name: str, value: Node | None, line: int, *, adds: bool) -> None:
         """Follow `name=value` or, where it `adds`, `name+=value`."""
-        before = self.values.get(name, [])
         if value is not None and value.type == "array":
             nodes = [child for child in value.named_children if child.type != "comment"]
-            fields = [pieces for pieces, _ in self.fields(nodes)]
-            self.keep(name, (before if adds else []) + fields, line)
+            fields = [pieces for pieces, _ in self.fields(nodes)]  # `${name:=…}` in it sets it
+            self.keep(name, (self.values.get(name, []) if adds else []) + fields, line)
             return
         pieces = self.pieces(value, quoted=False) if value is not None else ()
         filled = tuple(part for piece in pieces for part in _filled_in(piece))
+        before = self.values.get(name, [])
         first = (*before[0], *filled) if adds and before else filled
         self.keep(name, [first, *before[1:]], line)
 

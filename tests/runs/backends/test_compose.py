@@ -122,16 +122,6 @@ def test_secrets_are_in_the_environment_and_not_in_the_file(bare: Plan) -> None:
     assert [line.partition("{")[2].partition(":")[0] for line in asked] == [*wanted.secrets]
 
 
-def test_an_address_with_a_password_is_a_secret_too(bare: Plan) -> None:
-    proxy = f"http://user:{SECRET.replace(' ', '')}@proxy:3128"
-    plan = replace(bare, argv=("python3", f"--proxy={proxy}", proxy), env=(("HTTPS_PROXY", proxy),))
-    wanted = compose_request.request(plan)
-    assert "proxy:3128" not in compose_request.show(plan)
-    assert wanted.secrets == {"HTTPS_PROXY": proxy, "SECRET_1": proxy, "SECRET_2": proxy}
-    service = services(plan)["node-0"]
-    assert [filled(word, wanted.secrets) for word in service["command"]] == [*plan.argv]
-
-
 def filled(word: str, secrets: dict[str, str]) -> str:
     """A word as compose reads it."""
     for name, value in secrets.items():

@@ -295,17 +295,6 @@ def test_an_engine_whose_log_isnt_whole_is_told(
         api.close()
 
 
-def test_a_variable_without_value_is_resolved_or_unset(
-    bare: Plan, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("TOKEN", "secret")
-    monkeypatch.delenv("NOT_SET", raising=False)
-    api = Api()
-    env = (("A", ""), ("NOT_SET", None), ("TOKEN", None))
-    docker_job.start(api, replace(bare, env=env), attach=False)
-    assert api.body["Env"] == ["A=", "NOT_SET", "TOKEN=secret"]
-
-
 def test_the_body_that_is_shown_is_the_one_that_is_sent(full: Plan) -> None:
     full = replace(full, env=tuple(pair for pair in full.env if pair[1] is not None))
     api = Api()

@@ -27,16 +27,12 @@ from launcher.runs.backends import keeper, local
 from launcher.runs.plan.job import EndCause, ExitStatus, OutputPiece
 from launcher.runs.plan.mounts import Mount
 from launcher.runs.plan.plan import Plan
-from launcher.runs.runfile.secrets import is_secret
 from launcher.runs.runfile.values import Gpus, parse_gpus
 from tests.disks import UNLIMITED, limited, mounted
+from tests.e2e.site import program
 
 from .conftest import BARE
-
-WORDS = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=12)
-NAMES = st.from_regex(r"[a-z_]\w{0,8}", fullmatch=True).filter(
-    lambda name: name.isascii() and not is_secret(name)
-)
+from .test_docker import NAMES, WORDS
 
 
 @pytest.mark.parametrize(
@@ -76,13 +72,9 @@ def test_all_gpus_are_those_that_are_visible(
 @pytest.mark.parametrize("own", [None, "/mine:/yours"])
 def test_a_runs_path_is_the_users_alone(own: str | None) -> None:
     """An installed launcher's folder has packages beside it, which may not be the run's."""
-    plan = replace(BARE, env=(("PYTHONPATH", own),)) if own else BARE
-    assert local.request(plan, {"PYTHONPATH": "/a"}).env.get("PYTHONPATH") == own
-
-
-def test_a_variable_without_a_value_is_the_environments() -> None:
-    asked = local.request(replace(BARE, env=(("A", "1"), ("B", None))), {})
-    assert (asked.env["A"], "B" in asked.env) == ("1", False)
+    env = (("A", "1"), ("B", None), *([("PYTHONPATH", own)] if own else []))
+    asked = local.request(replace(BARE, env=env), {"PYTHONPATH": "/a"}).env
+    assert (asked.get("PYTHONPATH"), asked["A"], "B" in asked) == (own, "1", False)
 
 
 @given(st.lists(WORDS), st.dictionaries(NAMES, WORDS), WORDS.map("/".__add__))
@@ -132,9 +124,9 @@ def start() -> Iterator[Callable[..., Any]]:
     """Starts a program; afterwards nothing of it may be left."""
     jobs: list[local.LocalJob] = []
 
-    def start(program: str, **changes: Any) -> local.LocalJob:
+    def start(text: str, **changes: Any) -> local.LocalJob:
         run = os.urandom(4).hex()
-        argv = ("python3", "-u", "-c", program)
+        argv = ("python3", "-u", "-c", text)
         labels = (("megatron-launchpad.run", run), ("megatron-launchpad.created", str(len(jobs))))
         plan = replace(BARE, run=run, argv=argv, labels=labels, **changes)
         job = local.backend().start(plan, attach=True)
@@ -257,24 +249,19 @@ time.sleep(600)
 """
 
 
-def test_it_is_asked_to_stop(start: Callable[..., Any]) -> None:
-    job = start(ASKED)
-    wait_for(job, b"ready")
-    assert job.ended() is None
-    job.stop(60)
-    assert job.ended() == ExitStatus(7)
-    assert written(job)[0] == b"ready\nsaved\n"
-
-
-def test_it_hears_signals_that_its_launcher_held_as_it_started(start: Callable[..., Any]) -> None:
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+@pytest.mark.parametrize("held", [[], [signal.SIGTERM]])
+def test_it_is_asked_to_stop(start: Callable[..., Any], held: list[signal.Signals]) -> None:
+    """It hears what its launcher held back as it started, too."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, held)
     try:
         job = start(ASKED)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
     wait_for(job, b"ready")
+    assert job.ended() is None
     job.stop(60)
     assert job.ended() == ExitStatus(7)
+    assert written(job)[0] == b"ready\nsaved\n"
 
 
 def test_the_grace_ends(start: Callable[..., Any]) -> None:
@@ -445,16 +432,6 @@ def test_a_command_runs_where_the_run_goes_on(start: Callable[..., Any], tmp_pat
     assert "no-such-command: No such file" in done.stderr
 
 
-def test_secrets_come_from_their_files(start: Callable[..., Any], tmp_path: Path) -> None:
-    (tmp_path / "key").write_text("se cret\n")
-    job = start(
-        "import os; print(repr(os.environ['API_KEY']))",
-        secrets=(("API_KEY", str(tmp_path / "key")),),
-    )
-    assert written(job)[0] == b"'se cret'\n"
-    assert "se cret" not in (job.folder / keeper.PROCESS).read_text()
-
-
 def test_a_secret_that_is_no_text_is_passed_on_and_one_that_is_no_variable_refused(
     start: Callable[..., Any], tmp_path: Path
 ) -> None:
@@ -462,6 +439,10 @@ def test_a_secret_that_is_no_text_is_passed_on_and_one_that_is_no_variable_refus
     secrets = (("API_KEY", str(tmp_path / "key")),)
     job = start("import os; print(os.environb[b'API_KEY'])", secrets=secrets)
     assert written(job)[0] == b"b'\\xff\\xfe'\n"
+    (tmp_path / "key").write_text("se cret\n")
+    job = start("import os; print(repr(os.environ['API_KEY']))", secrets=secrets)
+    assert written(job)[0] == b"'se cret'\n"
+    assert "se cret" not in (job.folder / keeper.PROCESS).read_text()
     (tmp_path / "key").write_bytes(b"a\0b")
     with pytest.raises(UsageError, match=r"secrets\.API_KEY: .* is binary"):
         local.backend().start(replace(BARE, secrets=secrets), attach=True)
@@ -474,21 +455,16 @@ def test_a_secret_that_is_no_text_is_passed_on_and_one_that_is_no_variable_refus
         ({"workdir": "/no/such/folder"}, "No such file or directory: '/no/such/folder'"),
         ({"argv": ("python3", "-c", "x" * 200_000)}, "Argument list too long"),
         ({"argv": ("no-such-python",)}, "there is no no-such-python here"),
+        ({"env": (("PATH", "."),)}, "didn't start: .*python3: No such file or directory$"),
     ],
 )
-def test_what_cannot_start_is_told_and_leaves_nothing(changes: dict[str, Any], said: str) -> None:
+def test_what_cannot_start_is_told_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], said: str
+) -> None:
+    program(tmp_path / "python3", "#!/no/such/interpreter\n")
+    monkeypatch.chdir(tmp_path)
     with pytest.raises(EngineError, match=said):
         local.backend().start(replace(BARE, **changes), attach=True)
-    assert not (settings().runs / BARE.run).exists()
-
-
-def test_a_program_that_cannot_be_run_is_told_and_leaves_nothing(tmp_path: Path) -> None:
-    broken = tmp_path / "python3"
-    broken.write_text("#!/no/such/interpreter\n")
-    broken.chmod(0o755)
-    plan = replace(BARE, env=(("PATH", str(tmp_path)),))
-    with pytest.raises(EngineError, match=f"didn't start: {broken}: No such file or directory$"):
-        local.backend().start(plan, attach=True)
     assert not (settings().runs / BARE.run).exists()
 
 

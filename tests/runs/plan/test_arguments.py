@@ -8,7 +8,7 @@ from launcher.base.errors import UsageError
 from launcher.runs.plan import arguments
 from launcher.runs.plan.arguments import Option
 from launcher.runs.plan.image import ImageFacts
-from tests.plans import Planner
+from tests.plans import Planner, refusal
 from tools import options
 
 UPSTREAM = (
@@ -17,12 +17,6 @@ UPSTREAM = (
     " max_position_embeddings: 64}\n"
     "training: {micro_batch_size: 1, train_iters: 10, lr: 0.1}\n"
 )
-
-
-def refusal(plan: Planner, *args: object, **more: object) -> str:
-    with pytest.raises(UsageError) as caught:
-        plan(*args, **more)
-    return str(caught.value)
 
 
 def test_what_our_program_needs_is_missed_by_its_key(plan: Planner) -> None:

@@ -19,7 +19,7 @@ from launcher.runs.plan.plan import Plan, without_memlock
 from launcher.runs.runfile import source
 from launcher.runs.runfile.source import RunRequest
 from launcher.runs.runfile.values import Gpus
-from tests.plans import HOST, MINIMAL, STAMP, Planner, plan_of
+from tests.plans import HOST, MINIMAL, STAMP, Planner, plan_of, refusal
 
 Write = Callable[[str], str]
 UPSTREAM = ("gpus=2", "program=pretrain_gpt.py", "logging.check_replicas_interval=null")
@@ -33,12 +33,6 @@ def value(plan: Plan, option: str) -> str:
 def mounts(plan: Plan) -> dict[str, tuple[str, bool]]:
     mounted = plan.without_payload().mounts
     return {mount.target: (mount.source, mount.read_only) for mount in mounted}
-
-
-def refusal(plan: Planner, *args: object, **more: object) -> str:
-    with pytest.raises(UsageError) as caught:
-        plan(*args, **more)
-    return str(caught.value)
 
 
 def test_another_number_of_processes_than_gpus_is_refused(plan: Planner) -> None:

@@ -27,6 +27,7 @@ from launcher.tools.data.faults import DataError, excerpt
 from launcher.tools.data.ledger import JobState, Leniency
 from launcher.tools.data.records import Block, documents
 from launcher.tools.data.sources import ReadingOptions
+from tests.runs.follow.test_live import Terminal
 from tests.tools.data.conftest import documents as documents_of
 from tests.tools.data.conftest import write_jsonl
 
@@ -254,11 +255,6 @@ def test_piped_lines_have_a_speed_and_the_time_left(monkeypatch: pytest.MonkeyPa
     assert (working["documents_per_s"], working["mb_per_s"], working["eta_s"]) == (50, 3, 30)
     assert (done["state"], done["documents_per_s"], done["mb_per_s"]) == ("done", 100, 6)
     assert (done["eta_s"], done["files"]) == (0, ["a.bin"])
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
 
 
 def test_an_error_has_a_line_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:

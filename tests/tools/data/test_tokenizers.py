@@ -19,7 +19,7 @@ import pytest
 import regex
 import sentencepiece
 import tokenizers as huggingface
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from launcher import cli
@@ -78,7 +78,6 @@ def plainly(text: str) -> list[int]:
     return found
 
 
-@settings(max_examples=1500, deadline=None)
 @given(text=TEXTS)
 @example(text="a" * 300)
 @example(text=" " * 300 + "x")
@@ -92,7 +91,6 @@ WORDS = st.text("ab中é1!' \n", min_size=1, max_size=8).flatmap(
 )
 
 
-@settings(max_examples=1500, deadline=None)
 @given(text=st.lists(WORDS | st.sampled_from([*ranks()[0]]), max_size=40).map("".join))
 @example(text="internationalization" * 20)
 @example(text="'" * 300 + "s")

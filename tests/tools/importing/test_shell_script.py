@@ -10,7 +10,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from launcher.base import yamlfile
@@ -128,7 +128,6 @@ def test_a_word_knows_the_line_it_stands_on() -> None:
     assert found == {"x": 8, "--p": 2, "1": 2, "--q": 3, "2": 3, "--r": 6, "--s": 9}
 
 
-@settings(max_examples=200, deadline=None)
 @given(st.lists(st.text(st.characters(codec="utf-8", exclude_characters="\r\0"), min_size=1)))
 def test_quoted_words_are_read_back(parts: list[str]) -> None:
     assert words(f"x {shlex.join(parts)}") == ["x", *parts]
@@ -155,7 +154,6 @@ LINE = st.one_of(
 )
 
 
-@settings(max_examples=300, deadline=None)
 @given(lines=st.lists(LINE, max_size=5), last=WORDS)
 def test_words_are_those_that_bash_makes(lines: list[str], last: str) -> None:
     """Scripts of this test's own making, in a real bash: what is known must be the same."""
@@ -168,7 +166,6 @@ def test_words_are_those_that_bash_makes(lines: list[str], last: str) -> None:
     assert found[1:] == done.stdout.split("\0")[:-1]
 
 
-@settings(max_examples=300, deadline=None)
 @given(st.text(st.characters(codec="utf-8", exclude_characters="\0")))
 def test_any_text_is_read_or_refused(text: str) -> None:
     try:
@@ -510,7 +507,6 @@ def as_numbers(values: tuple[str, ...]) -> list[str | float]:
     return found
 
 
-@settings(max_examples=300, deadline=None)
 @given(options=given_options(), shape=st.sampled_from(["array", "words", "quoted"]))
 def test_a_run_file_renders_the_options_of_its_script(
     options: dict[str, tuple[str, ...]], shape: str

@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
-
 import pytest
 
-
-def _importable(name: str) -> bool:
-    try:
-        return importlib.util.find_spec(name) is not None
-    except ModuleNotFoundError:
-        return False
+from tests.conftest import missing
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    needed = ("torch", "megatron.core", "transformers")
-    missing = [name for name in needed if not _importable(name)]
-    skip = pytest.mark.skip(reason=f"{' and '.join(missing)} can't be imported here")
-    for item in items if missing else ():
+    absent = missing("torch", "megatron.core", "transformers")
+    skip = pytest.mark.skip(reason=f"{' and '.join(absent)} can't be imported here")
+    for item in items if absent else ():
         if item.get_closest_marker("megatron") and "tests/tools/weights" in item.path.as_posix():
             item.add_marker(skip)
