@@ -29,7 +29,7 @@ from launcher.agent.ranks import alike, bus, oom, rank, signals, stacks
 from launcher.agent.ranks.job import JobRefusal, MismatchError, RankJob, parse, read_secrets
 from launcher.agent.ranks.peers import PeerNodes, RemoteFailure
 from launcher.agent.stall import stall
-from launcher.agent.words import ASK, REFUSES, STOPPED, say
+from launcher.agent.words import ASK, NEEDS, REFUSES, STOPPED, say
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP)
 """Those that ask a run to stop; SIGHUP not where it was ignored from the beginning (nohup)."""
@@ -345,7 +345,7 @@ def _ready(
     saver: Mapping[str, str] = {}
     refusal, visible = "", 0
     try:
-        _check_packages(job)
+        _check_packages(job, environ)
         if not job.cpu:
             visible = job.check_devices()
         if any(map(job.traces, range(job.processes))) and not shutil.which("nsys"):
@@ -364,18 +364,19 @@ def _ready(
     return saver, alike.look(job, environ, visible, lambda: not events.empty(), refusal)
 
 
-def _check_packages(job: RankJob) -> None:
+def _check_packages(job: RankJob, environ: Mapping[str, str]) -> None:
     """Raise `MismatchError` where this Python lacks what each rank would end for."""
     wanted = {"torch": "another image, or another Python by image.python"}
     if job.program[:2] == GPT and not job.checkout:
         wanted["megatron.core"] = "an image that has it, or --source PATH, a checkout"
-    for name, instead in wanted.items():
+    says = {name: f"take {instead}" for name, instead in wanted.items()}
+    for name, why in (says | json.loads(environ.get(NEEDS, "{}"))).items():
         try:
             found = importlib.util.find_spec(name)
         except ModuleNotFoundError:  # nor the package that it is in
             found = None
         if found is None:
-            raise MismatchError(f"{sys.executable} has no {name}: take {instead}")
+            raise MismatchError(f"{sys.executable} has no {name}: {why}")
 
 
 def _hold(

@@ -21,6 +21,9 @@ REPORT = "report.txt"
 ASK = "LAUNCHER_ASK"
 """The variable by which a plan has the runner ask Megatron, where nobody could before the start."""
 
+NEEDS = "LAUNCHER_NEEDS"
+"""The variable with what the run imports: JSON, modules with what to say where one isn't there."""
+
 REFUSES = "this Megatron doesn't take these options"
 """Begins what the runner says of upstream's program that it has asked."""
 

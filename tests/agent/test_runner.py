@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import queue
 import signal
@@ -28,7 +29,7 @@ from launcher.agent.ranks.job import (
     parse,
     read_secrets,
 )
-from launcher.agent.words import ASK, REFUSES, STOPPED
+from launcher.agent.words import ASK, NEEDS, REFUSES, STOPPED
 from launcher.runs.plan.job import EndCause
 from launcher.runs.records.failures import explain
 
@@ -452,3 +453,19 @@ def test_options_that_megatron_refuses_are_named_once_the_ranks_have_failed(
     assert told == (f"runner: {REFUSES}: no such thing (megatron/x.py:7)\n" if refused else "")
     runner._say_refusal(job, dict(os.environ))
     assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("module", "there"), [("json", True), ("nowhere", False), ("no.where", False)]
+)
+def test_a_run_without_what_its_options_import_starts_no_rank(
+    monkeypatch: pytest.MonkeyPatch, module: str, there: bool
+) -> None:
+    """On a scheduler's machines nobody could look before."""
+    monkeypatch.setitem(sys.modules, "torch", sys)  # whatever is there for it
+    environ = {NEEDS: json.dumps({module: "run.yaml:3: data.x needs it. EXTRAS=y"})}
+    with nullcontext() if there else pytest.raises(MismatchError) as caught:
+        runner._check_packages(job("--", "program.py"), environ)
+    assert not caught or str(caught.value).endswith(
+        f"has no {module}: run.yaml:3: data.x needs it. EXTRAS=y"
+    )

@@ -24,6 +24,7 @@ from launcher.base import files, owned
 from launcher.base.errors import EngineError, UsageError
 from launcher.base.settings import ROOT, settings
 from launcher.runs.backends import host, keeper, shown
+from launcher.runs.plan import needs
 from launcher.runs.plan.image import ImageFacts
 from launcher.runs.plan.job import KILLED, Backend, EndCause, ExitStatus, Job, OutputPiece
 from launcher.runs.plan.plan import Plan
@@ -36,7 +37,7 @@ POLL_SECONDS = 0.05
 START_SECONDS = 30.0
 CHUNK = 1 << 16
 PROBE = """\
-import importlib.metadata as metadata, importlib.util as util, json, platform
+import importlib.metadata as metadata, importlib.util as util, json, platform, sys
 versions = {}
 for name in ("torch", "megatron-core", "transformer-engine", "apex", "numpy"):
     try:
@@ -48,7 +49,13 @@ try:
 except ModuleNotFoundError:
     core = None
 has_torch = util.find_spec("torch") is not None
-print(json.dumps([has_torch, versions, core and core.origin, platform.python_version()]))
+found = []
+for name in sys.argv[1:]:
+    try:
+        found += [name] if util.find_spec(name) else []
+    except ModuleNotFoundError:
+        pass
+print(json.dumps([has_torch, versions, core and core.origin, platform.python_version(), found]))
 """
 ENTER = """\
 import os, sys
@@ -306,7 +313,7 @@ class LocalBackend(Backend):
 
     def facts(self, image: str) -> ImageFacts | None:
         """Of this environment: the image's name means nothing here. Raises EngineError."""
-        has_torch, versions, core, _ = self._probed
+        has_torch, versions, core, _, found = self._probed
         if not has_torch:
             raise EngineError(
                 "python3 here has no torch",
@@ -316,7 +323,9 @@ class LocalBackend(Backend):
         release = versions.get("megatron-core")
         if core:  # a checkout on PYTHONPATH wins over what is installed
             release = checkout.release(Path(core).parents[2]) or release
-        return ImageFacts(release, Path(SOURCE).is_dir())
+        modules = needs.modules()
+        packages = frozenset(modules[name] for name in found)
+        return ImageFacts(release, Path(SOURCE).is_dir(), packages=packages)
 
     def _index(self) -> str:
         """Where pip finds a torch without CUDA, for a machine without GPUs."""
@@ -325,19 +334,23 @@ class LocalBackend(Backend):
 
     def identity(self, image: str) -> Mapping[str, Any]:
         """The versions of Python and of the packages that matter; the image's name is none."""
-        _, versions, _, python = self._probed
+        _, versions, _, python, _ = self._probed
         told = " ".join(f"{name} {version}" for name, version in sorted(versions.items()))
         return {"name": "this environment", "id": f"python {python} {told}".strip()}
 
     @cached_property
-    def _probed(self) -> tuple[bool, dict[str, str], str | None, str]:
-        """Whether torch is there, versions by package, where megatron.core is, Python's version.
+    def _probed(self) -> tuple[bool, dict[str, str], str | None, str, list[str]]:
+        """Whether torch is there, versions by package, where megatron.core is, Python's
+        version, and which of the modules are there that needs.yaml asks for.
 
         Raises EngineError.
         """
         try:
             told = subprocess.run(
-                ["python3", "-c", PROBE], capture_output=True, text=True, check=True
+                ["python3", "-c", PROBE, *needs.modules()],
+                capture_output=True,
+                text=True,
+                check=True,
             )
         except (OSError, subprocess.CalledProcessError) as error:
             raise EngineError("python3 doesn't run here") from error

@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher.agent import series
-from launcher.base.errors import EngineError
+from launcher.base.errors import EngineError, LauncherError
 from launcher.base.settings import expanded, settings
 from launcher.runs import payload
+from launcher.runs.backends import backend
 from launcher.runs.follow.files import caller
 from launcher.runs.plan import image, rules
 from launcher.runs.plan.image import ImageFacts
@@ -210,7 +211,19 @@ def _facts(
         return replace(found, release=found.release or config.image.megatron)
     if not (dry or chosen.scheduled):
         raise image.absent(config.image)
-    return _planned(config, origin) if chosen.contained else ImageFacts(config.image.megatron)
+    if not chosen.contained:
+        return ImageFacts(config.image.megatron)
+    return replace(
+        _planned(config, origin), packages=_built_here(config) if chosen.scheduled else None
+    )
+
+
+def _built_here(config: RunConfig) -> frozenset[str] | None:
+    """The packages of an image that a scheduler's machines are to have, where this one has it."""
+    with suppress(LauncherError):
+        found = backend("docker").facts(image.reference(config.image))
+        return found.packages if found else None
+    return None
 
 
 def _planned(config: RunConfig, origin: Origin) -> ImageFacts:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -21,12 +21,14 @@ class ImageFacts:
 
     runner: the version of the launcher whose runner and trainer an older image has
     instead_of: the release that `release` is taken for, where the run file says so
+    packages: the Python packages in it, as far as needs.yaml asks, by normalised names
     """
 
     release: str | None = None
     scripts: bool | None = None
     runner: str = ""
     instead_of: str | None = None
+    packages: frozenset[str] | None = None
 
 
 def reference(image: Image) -> str:
@@ -65,7 +67,11 @@ def absent(image: Image) -> EngineError:
     """What to say where the engine has no such image."""
     if image.name:
         return EngineError(f"no image {image.name}", f"docker pull {image.name}")
+    return EngineError(f"no image {reference(image)}", build_command(image, image.extras))
+
+
+def build_command(image: Image, extras: Sequence[str]) -> str:
+    """The command that builds the image of a row with these extras."""
     release = f" MEGATRON={image.megatron}" if image.megatron else ""
-    extras = f' EXTRAS="{" ".join(image.extras)}"' if image.extras else ""
-    command = f"make image TAG={image.tag}{release}{extras}"
-    return EngineError(f"no image {reference(image)}", command)
+    added = f' EXTRAS="{" ".join(extras)}"' if extras else ""
+    return f"make image TAG={image.tag}{release}{added}"

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from launcher.agent import start
 from launcher.agent.checkpoints import lineage
-from launcher.agent.words import ASK
+from launcher.agent.words import ASK, NEEDS
 from launcher.base.errors import Faults, UsageError
 from launcher.base.names import LABEL
 from launcher.runs.payload import KEY, PYTHON
-from launcher.runs.plan import layout, mounts, program, render, rules
+from launcher.runs.plan import layout, mounts, needs, program, render, rules
 from launcher.runs.plan.arguments import Value
 from launcher.runs.plan.image import reference
 from launcher.runs.plan.mounts import Host, Mount, path_of
@@ -153,6 +154,9 @@ def make_plan(run: Resolved, host: Host, stamp: Stamp, *, tie: bool = False) -> 
         render.check_options([*run.options], run.rest, started, run.facts, origin, told)
         if ours and not faults.found:
             render.check_fits(render.placed([*run.options], run.rest, origin), told, release)
+    wanted = needs.needed(run, contained=host.contained)
+    with faults.collected():
+        needs.check_needs(wanted, run, image)
     faults.refuse()
     return Plan(
         run=stamp.run,
@@ -164,7 +168,7 @@ def make_plan(run: Resolved, host: Host, stamp: Stamp, *, tie: bool = False) -> 
             *(["--tie"] if tie else []),
             *("--", *started.argv, *render.words(run.options), *run.rest),
         ),
-        env=_env(run, host, stamp, compiled),
+        env=_env(run, host, stamp, compiled, needs.for_runner(wanted)),
         mounts=mounted,
         gpus=gpus,
         nodes=config.nodes.count,
@@ -302,7 +306,11 @@ def _rendezvous(config: RunConfig, origin: Origin, host: Host) -> dict[str, str]
 
 
 def _env(
-    run: Resolved, host: Host, stamp: Stamp, compiled: tuple[mounts.Mount, ...]
+    run: Resolved,
+    host: Host,
+    stamp: Stamp,
+    compiled: tuple[mounts.Mount, ...],
+    wanted: Mapping[str, str],
 ) -> tuple[tuple[str, str | None], ...]:
     """The variables of the container, sorted; the run file's come last and so win."""
     config, where = run.seen, run.layout
@@ -315,6 +323,8 @@ def _env(
         env[lineage.VARIABLE] = str(saved)
     if host.scheduled and run.program.kind is ProgramKind.UPSTREAM:
         env[ASK] = "1"
+    if wanted:
+        env[NEEDS] = json.dumps(wanted)
     env |= _rendezvous(config, run.origin, host)
     if run.gpus.count and where.tensor * where.context > 1:
         env["CUDA_DEVICE_MAX_CONNECTIONS"] = "1"  # Megatron refuses to start without it

@@ -469,7 +469,7 @@ def test_what_cannot_start_is_told_and_leaves_nothing(
 
 
 def test_an_environment_without_torch_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local, "PROBE", "print('[false, {}, null, null]')")
+    monkeypatch.setattr(local, "PROBE", "print('[false, {}, null, null, []]')")
     with pytest.raises(EngineError, match="no torch"):
         local.backend().facts("any")
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from launcher.agent import compat, series
-from launcher.runs.plan import arguments, rules
+from launcher.runs.plan import arguments, needs, rules
 from launcher.tools.data import tokenizers
 
 PACKAGE = Path(series.__file__).parents[1]
@@ -20,6 +20,7 @@ def asked() -> set[str]:
     found |= {fact for facts in tokenizers.RULES.values() for fact in facts}
     found |= {fact for _, fact in compat.NEEDED.values()} | {*compat.CHOICES_NEEDED.values()}
     found |= {compat.OVER_CONTEXT, compat.VIRTUAL_ON_CPU, compat.TORCH_SHARES}
+    found |= {rule.fact for rule in needs.table()}
     for path in PACKAGE.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             name = getattr(getattr(node, "func", None), "attr", "") or getattr(

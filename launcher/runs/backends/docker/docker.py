@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -85,12 +85,17 @@ class DockerBackend(Backend):
     def facts(self, image: str) -> ImageFacts | None:
         from docker.errors import NotFound
 
+        from launcher.base.settings import settings
+        from launcher.images.builder import beside
+
         with _asking():
             try:
-                config = self.api.inspect_image(image)["Config"]
+                told = self.api.inspect_image(image)
             except NotFound:
                 return None
-        return labelled(config.get("Labels") or {})
+        known = beside.packages(str(told["Id"]), settings())
+        packages = None if known is None else frozenset(known)
+        return replace(labelled(told["Config"].get("Labels") or {}), packages=packages)
 
     def identity(self, image: str) -> Mapping[str, Any]:
         told = self.api.inspect_image(image)

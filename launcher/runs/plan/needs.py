@@ -1,0 +1,136 @@
+"""The Python packages that a run's program and options import, by needs.yaml. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field, RootModel
+
+from launcher.agent import series
+from launcher.base import yamlfile
+from launcher.base.errors import UsageError
+from launcher.runs.plan.arguments import key_of
+from launcher.runs.plan.image import build_command
+from launcher.runs.plan.program import ProgramKind
+from launcher.runs.plan.resolved import Resolved
+from launcher.runs.runfile.config import Image
+
+TABLE = Path(__file__).with_suffix(".yaml")
+
+
+class NeedRule(BaseModel):
+    """A row of needs.yaml."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    option: str = ""
+    values: list[str] = []
+    unless: list[str] = []
+    beside: Annotated[list[str], Field(alias="with")] = []
+    programs: list[str] = []
+    fact: str = ""
+    modules: dict[str, str]
+    extras: str = ""
+    source: str
+
+    def holds(self, run: Resolved) -> bool:
+        """Whether the run needs the modules."""
+        if self.programs:
+            return run.config.program in self.programs
+        given = run.values
+        value = given.get(self.option, False)
+        chosen = str(value) in self.values if self.values else value is not False
+        release = run.facts.release
+        return (
+            run.program.kind is not ProgramKind.SCRIPT
+            and chosen
+            and not any(one in given for one in self.unless)
+            and all(given.get(one, False) is not False for one in self.beside)
+            and (not self.fact or series.has(release, self.fact))
+        )
+
+
+class _Table(RootModel[list[NeedRule]]):
+    pass
+
+
+@cache
+def table() -> Sequence[NeedRule]:
+    """The rows of needs.yaml."""
+    return yamlfile.load(TABLE, _Table).root
+
+
+def modules() -> dict[str, str]:
+    """Every module of the table, and its package."""
+    return {module: package for rule in table() for module, package in rule.modules.items()}
+
+
+@dataclass(frozen=True)
+class PackageNeed:
+    """A module that a run imports: its package, what of the run needs it, and what mends it."""
+
+    module: str
+    package: str
+    why: str
+    mend: str
+
+
+def needed(run: Resolved, *, contained: bool) -> list[PackageNeed]:
+    """What a run imports beyond Megatron's own needs; each module once."""
+    found = dict[str, PackageNeed]()
+    for rule in table():
+        if rule.holds(run):
+            for module, package in rule.modules.items():
+                why = f"{_place(rule, run)} needs the Python package {package}"
+                mend = _mend(rule, run.config.image, contained=contained)
+                found.setdefault(module, PackageNeed(module, package, why, mend))
+    return [*found.values()]
+
+
+def check_needs(needs: Sequence[PackageNeed], run: Resolved, image: str) -> None:
+    """Raise UsageError where the image, or this environment, is known to lack one of them.
+
+    What is on PYTHONPATH, mounted, or of another Python isn't known; the runner looks there.
+    """
+    there = run.facts.packages
+    elsewhere = run.config.image.python != "python3" or "PYTHONPATH" in run.config.env
+    if there is None or elsewhere or any("-packages" in one.target for one in run.mounts):
+        return
+    if lacks := [need for need in needs if need.package not in there]:
+        problems = (f"{need.why}, which isn't in {image}" for need in lacks)
+        raise UsageError("\n".join(problems), "\n  ".join(dict.fromkeys(n.mend for n in lacks)))
+
+
+def for_runner(needs: Sequence[PackageNeed]) -> Mapping[str, str]:
+    """What the runner says of each module that isn't there, by their names."""
+    return {need.module: f"{need.why}. {need.mend}" for need in needs}
+
+
+def _place(rule: NeedRule, run: Resolved) -> str:
+    if rule.programs:
+        return f"{run.origin.place('program')}: {run.config.program}"
+    value = run.values[rule.option]
+    where = run.origin.place(key_of(rule.option))
+    return where if value is True else f"{where}: {value}"
+
+
+def _mend(rule: NeedRule, image: Image, *, contained: bool) -> str:
+    packages = [*dict.fromkeys(rule.modules.values())]
+    if not contained:
+        return f"python3 -m pip install {' '.join(packages)}"
+    if image.name:
+        return f"Take an image with it: FROM {image.name}, RUN pip install {' '.join(packages)}"
+    more = [one for one in _extras(rule, packages) if one not in image.extras]
+    extras = [*image.extras, *more]
+    return (
+        f"{build_command(image, extras)}, and in the run file "
+        f'image: {{tag: "{image.tag}", extras: [{", ".join(extras)}]}}'
+    )
+
+
+def _extras(rule: NeedRule, packages: Sequence[str]) -> Iterator[str]:
+    yield from [rule.extras] if rule.extras else packages
