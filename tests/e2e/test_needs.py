@@ -17,6 +17,7 @@ from launcher.images.builder.image import BuildRequest, Builds
 from launcher.images.matrix.load import load_matrix
 from tests.conftest import NAMES
 from tests.e2e.command import built, launcher, matrix_folder, refused
+from tests.e2e.site import Site
 
 if TYPE_CHECKING:
     from docker import DockerClient
@@ -77,6 +78,39 @@ def test_a_base_with_an_older_resiliency_ext_is_refused_before_anything_is_compi
         )
         refused(done, 122, f"{base}: has nvidia-resiliency-ext {version}", ">=0.6.0")
         assert "build [" not in done.stderr
+
+
+RUN = """\
+name: needs
+image: {name: %s}
+gpus: 0
+program: gpt
+model: {num_layers: 1, hidden_size: 16, num_attention_heads: 2, seq_length: 16,
+  max_position_embeddings: 16}
+training: {micro_batch_size: 2, global_batch_size: 2, train_iters: 2, lr: 1.0e-3}
+data: {mock: true, vocab_size: 100}
+logging: {log_interval: 1, tensorboard_dir: board}
+"""
+
+
+def test_an_option_whose_package_the_image_has_starts_and_one_without_is_refused(
+    here: Site, image: str
+) -> None:
+    """The CPU row has tensorboard and no wandb."""
+    (here.folder / "run.yaml").write_text(RUN % image)
+    done = here.start("run", "run.yaml")
+    assert done.ends() == 0, done.told()
+    assert list((here.folder / "board").iterdir())
+    more = ("--set", "logging.wandb_project=p", "--set", "logging.wandb_exp_name=e")
+    for dry in ([], ["--dry-run"]):
+        done = here.start("run", "run.yaml", *more, *dry)
+        assert done.ends() == 121
+        said = done.err
+        assert "needs the Python package wandb, which isn't in" in said
+        assert "pip install wandb" in said
+    unknown = here.start("run", "run.yaml", *more, "--set", "env.PYTHONPATH=/mine")
+    assert unknown.ends() == 121
+    assert "python3 has no wandb: " in repr(unknown)
 
 
 @pytest.mark.parametrize(

@@ -122,6 +122,29 @@ def test_nodes_meet_and_stop_when_asked(here: OnCluster) -> None:
     assert re.fullmatch(r"(node-[01] \| (met as [01]|line)\n)*", started.out)
 
 
+@pytest.mark.parametrize("there", [False, True])
+def test_a_node_without_what_the_options_import_starts_no_rank(
+    here: OnCluster, there: bool
+) -> None:
+    """Nobody knows before the job begins what its Python has; torch is a stand-in without cure."""
+    for name in ("torch", "megatron/core", *(["wandb"] if there else [])):
+        (here.folder / "modules" / name).mkdir(parents=True)
+        (here.folder / "modules" / name / "__init__.py").touch()
+    config = {"image": "cpu", "gpus": 0, "program": "gpt", **TINY}
+    config |= {"logging": {**TINY["logging"], "wandb_project": "p", "wandb_exp_name": "e"}}
+    config |= {"env": {"PYTHONPATH": str(here.folder / "modules")}}
+    config |= {"training": {**TINY["training"], "train_iters": 2}}
+    setup = f'python3() {{ exec {shlex.quote(sys.executable)} "$@"; }}'
+    here.write({**config, "slurm": {"container": "none", "setup": setup}}, "")
+    started = here.start("run", "run.yaml", "--backend", "slurm")
+    code, said = started.ends(), f"{started!r}"
+    refusal = (
+        "logging.wandb_project: p needs the Python package wandb. python3 -m pip install wandb"
+    )
+    assert (code == 121, refusal in said) == (not there, not there), said
+    assert ("rank 0 exited with code" in said) == there
+
+
 def test_a_killed_launcher_leaves_the_job_to_others(here: OnCluster) -> None:
     """By Slurm's queue and the files on the shared disk alone."""
     here.counts()

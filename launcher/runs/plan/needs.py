@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, RootModel
 
 from launcher.agent import series
 from launcher.base import yamlfile
-from launcher.base.errors import UsageError
+from launcher.base.errors import PreflightError
 from launcher.runs.plan.arguments import key_of
 from launcher.runs.plan.image import build_command
 from launcher.runs.plan.program import ProgramKind
@@ -92,7 +92,7 @@ def needed(run: Resolved, *, contained: bool) -> list[PackageNeed]:
 
 
 def check_needs(needs: Sequence[PackageNeed], run: Resolved, image: str) -> None:
-    """Raise UsageError where the image, or this environment, is known to lack one of them.
+    """Raise PreflightError where the image, or this environment, is known to lack one of them.
 
     What is on PYTHONPATH, mounted, or of another Python isn't known; the runner looks there.
     """
@@ -102,7 +102,7 @@ def check_needs(needs: Sequence[PackageNeed], run: Resolved, image: str) -> None
         return
     if lacks := [need for need in needs if need.package not in there]:
         problems = (f"{need.why}, which isn't in {image}" for need in lacks)
-        raise UsageError("\n".join(problems), "\n  ".join(dict.fromkeys(n.mend for n in lacks)))
+        raise PreflightError("\n".join(problems), "\n  ".join(dict.fromkeys(n.mend for n in lacks)))
 
 
 def for_runner(needs: Sequence[PackageNeed]) -> Mapping[str, str]:

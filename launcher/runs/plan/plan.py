@@ -125,7 +125,8 @@ def _stands_with_gpus(origin: Origin | None) -> bool:
 
 
 def make_plan(run: Resolved, host: Host, stamp: Stamp, *, tie: bool = False) -> Plan:
-    """The plan of a run. Raises UsageError for one that can't work on any machine.
+    """The plan of a run. Raises UsageError for one that can't work on any machine, PreflightError
+    where the image is known to lack a Python package that it imports.
 
     With `tie` the run ends with the launcher.
     """
@@ -154,10 +155,9 @@ def make_plan(run: Resolved, host: Host, stamp: Stamp, *, tie: bool = False) -> 
         render.check_options([*run.options], run.rest, started, run.facts, origin, told)
         if ours and not faults.found:
             render.check_fits(render.placed([*run.options], run.rest, origin), told, release)
-    wanted = needs.needed(run, contained=host.contained)
-    with faults.collected():
-        needs.check_needs(wanted, run, image)
     faults.refuse()
+    wanted = needs.needed(run, contained=host.contained)
+    needs.check_needs(wanted, run, image if host.contained else "this environment")
     return Plan(
         run=stamp.run,
         name=config.name,

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from launcher.agent import series
-from launcher.base.errors import UsageError
+from launcher.base.errors import PreflightError
 from launcher.images.matrix.load import load_matrix
 from launcher.runs.plan import needs
 from launcher.runs.plan.arguments import table as arguments
@@ -61,7 +61,7 @@ def test_a_run_without_what_its_options_import_is_refused_with_the_cure(
     run = run_of(write, rule, value, set())
     wanted = needs.needed(run, contained=True)
     assert {need.module for need in wanted} == {*rule.modules}
-    with pytest.raises(UsageError) as caught:
+    with pytest.raises(PreflightError) as caught:
         needs.check_needs(wanted, run, "megatron:24.10")
     for package in rule.modules.values():
         assert f"needs the Python package {package}, which isn't in megatron:24.10" in str(
@@ -131,7 +131,7 @@ def test_our_program_needs_what_its_writers_do_and_a_script_may_parse_what_it_li
     plan: Planner,
 ) -> None:
     facts = ImageFacts("0.16.1", True, packages=frozenset())
-    with pytest.raises(UsageError, match=r"logging\.tensorboard_dir.* package tensorboard"):
+    with pytest.raises(PreflightError, match=r"logging\.tensorboard_dir.* package tensorboard"):
         plan("gpt2-tiny", *OURS, facts=facts)
     made = plan("gpt2-tiny", *OURS, facts=replace(facts, packages=frozenset({"tensorboard"})))
     assert (
@@ -146,18 +146,19 @@ def test_our_program_needs_what_its_writers_do_and_a_script_may_parse_what_it_li
 @pytest.mark.parametrize(
     ("image", "said"),
     [
-        ("{name: 'a/b:1', megatron: 0.16.1}", "FROM a/b:1, RUN pip install tiktoken"),
+        ({"name": "a/b:1", "megatron": "0.16.1"}, "FROM a/b:1, RUN pip install tiktoken"),
         (
-            "{tag: '24.10', megatron: 0.16.1, extras: [wandb]}",
+            {"tag": "24.10", "megatron": "0.16.1", "extras": ["wandb"]},
             'make image TAG=24.10 MEGATRON=0.16.1 EXTRAS="wandb hf", and in the run file '
             'image: {tag: "24.10", extras: [wandb, hf]}',
         ),
     ],
 )
-def test_the_cure_is_of_the_image_at_hand(plan: Planner, image: str, said: str) -> None:
-    facts = ImageFacts("0.16.1", True, packages=frozenset({"wandb"}))
-    text = MINIMAL.replace("image: cpu", f"image: {image}")
-    text = text.replace("data: {mock: true}", "data: {mock: true, tokenizer_type: TikTokenizer}")
-    with pytest.raises(UsageError) as caught:
-        plan(f"{text}program: pretrain_gpt.py\n", facts=facts)
+def test_the_cure_is_of_the_image_at_hand(
+    write: Callable[[str], str], image: dict[str, object], said: str
+) -> None:
+    rule = NeedRule(option="tokenizer_type", modules={}, source="none")
+    run = run_of(write, rule, "TikTokenizer", set(), image=image)
+    with pytest.raises(PreflightError) as caught:
+        needs.check_needs(needs.needed(run, contained=True), run, "it")
     assert said in str(caught.value)
