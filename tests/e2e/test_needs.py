@@ -108,7 +108,13 @@ def test_an_option_whose_package_the_image_has_starts_and_one_without_is_refused
         said = done.err
         assert "needs the Python package wandb, which isn't in" in said
         assert "pip install wandb" in said
-    unknown = here.start("run", "run.yaml", *more, "--set", "env.PYTHONPATH=/mine")
+    unknown = here.start(
+        "run",
+        "run.yaml",
+        *more,
+        "--set",
+        "env.PYTHONPATH=/mine:/opt/megatron/lib:/opt/packages/lib",
+    )
     assert unknown.ends() == 121
     assert "python3 has no wandb: " in repr(unknown)
 
