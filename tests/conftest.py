@@ -124,17 +124,18 @@ def python_image(bases: BaseNames) -> str:
 
 @dataclass(frozen=True)
 class CpuImages:
-    """Builds the cpu row with any release, once each."""
+    """Builds a row for the CPU with any release, once each."""
 
     client: DockerClient
     site: Settings
     bases: BaseNames
+    tag: str = "cpu"
 
     def build(self, megatron: str | None = None, checkout: Path | None = None) -> str:
         """The image's name."""
         from launcher.images.builder.image import BuildRequest, Builds
 
-        request = BuildRequest("cpu", megatron, checkout, self.bases.base, self.bases.builder)
+        request = BuildRequest(self.tag, megatron, checkout, self.bases.base, self.bases.builder)
         return Builds(self.client, self.site, Progress(), NAMES).build(request).names[0]
 
 
@@ -145,7 +146,7 @@ def cpu_images(engine: DockerClient, site: Settings, bases: BaseNames) -> CpuIma
 
 
 RUNS = frozenset(
-    "compose compose_create data doctor example faults gpus local payload shell slurm source_mount "
+    "compose compose_create data debian13 doctor example faults gpus local payload shell slurm source_mount "
     "trained train_in_image watchdog weights_in_image".split()
 )
 """The files that start runs in an engine; the others that need one make and count images."""

@@ -13,6 +13,7 @@ from launcher.base.screen import Progress
 from launcher.base.settings import Settings
 from launcher.images.builder.image import BuildRequest, Builds
 from launcher.images.matrix.load import load_matrix
+from launcher.images.matrix.schema import misfit
 from launcher.images.sources import source
 from tests.conftest import NAMES
 from tests.e2e.command import in_image, launcher, layers, matrix_folder, refused, standin, tarred
@@ -25,8 +26,13 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.engine
 
-SDISTS = [version for version, release in load_matrix().releases.items() if release.sdist]
-DEFAULT = load_matrix().rows["cpu"].megatron
+CPU = load_matrix().rows["cpu"]
+SDISTS = [
+    version
+    for version, release in load_matrix().releases.items()
+    if release.sdist and not misfit(CPU, version, release)
+]
+DEFAULT = CPU.megatron
 # Imports what the patch changed and calls it: with the extension there, no make is run.
 CALL_HELPERS = "from megatron.core.datasets.utils import compile_helpers; compile_helpers(); \
 import megatron.core.datasets.helpers as h; print(h.__file__)"
