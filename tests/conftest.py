@@ -146,8 +146,8 @@ def cpu_images(engine: DockerClient, site: Settings, bases: BaseNames) -> CpuIma
 
 
 RUNS = frozenset(
-    "compose compose_create data debian13 doctor example faults gpus local payload shell slurm source_mount "
-    "trained train_in_image watchdog weights_in_image".split()
+    "compose compose_create data debian13 doctor example faults gpus local payload shell slurm "
+    "source_mount trained train_in_image watchdog weights_in_image".split()
 )
 """The files that start runs in an engine; the others that need one make and count images."""
 

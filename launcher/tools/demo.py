@@ -14,6 +14,10 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from packaging.requirements import Requirement
+from packaging.version import Version
+
+from launcher.agent.series import has
 from launcher.base import files, owned
 from launcher.base.errors import EngineError, LauncherError
 from launcher.base.screen import Progress, bare
@@ -22,9 +26,12 @@ from launcher.images.builder.image import BuildRequest, Builds
 from launcher.images.engine import acquire, connect
 from launcher.images.engine.connect import engine_host, is_private, socket_fault
 from launcher.images.matrix.load import load_lock, load_matrix
+from launcher.images.matrix.recipe import sha256_of_pin
+from launcher.images.matrix.schema import Matrix, misfit, pinned_versions
+from launcher.images.sources import fetch
 from launcher.runs.datasets import indexed
 
-TAG = "cpu"
+TAGS = ("cpu-3.13", "cpu")  # the newest Megatron first
 END_OF_DOCUMENT = 256
 VOCABULARY = 257
 HELD_OUT = 0.1  # as `split: 90,10,0` in presets/demo.yaml says
@@ -64,23 +71,55 @@ def run(site: Settings) -> None:
             _run_locally(site, progress)
             return
         builds = Builds(client, site, progress)
-        found = acquire.bases(client, builds.matrix, TAG, site, progress)
-        built = builds.build(BuildRequest(TAG, base=found.base, builder=found.builder))
+        tag = row_at_hand(builds, progress)
+        found = acquire.bases(client, builds.matrix, tag, site, progress)
+        built = builds.build(BuildRequest(tag, base=found.base, builder=found.builder))
         progress.note(f"image {built.names[-1]} {'is there' if built.reused else 'is built'}")
         host, private = engine_host(client), is_private(client)
         os.environ["DOCKER_HOST"] = host
-        _train(site.cache / "demo", f"Megatron {builds.recipe(BuildRequest(TAG)).release}")
+        release = builds.recipe(BuildRequest(tag)).release
+        _train(site.cache / "demo", f"Megatron {release}", "--set", f"image={tag}")
     if private:
         print(f"\n{whereabouts(host, site.answer_within)}")
+
+
+def row_at_hand(builds: Builds, progress: Progress) -> str:
+    """The first of TAGS whose base is a registry's, or whose packages are here; else the last.
+
+    Where no registry can be reached, CPU torch can't be fetched either, most often.
+    """
+    for tag in TAGS[:-1]:
+        made = builds.recipe(BuildRequest(tag))
+        here = all(fetch.cached(sha256_of_pin(pin), builds.site) for pin in made.wheels)
+        refused = None if here else acquire.refused(builds.client, made.row.base, builds.site)
+        if refused is None:
+            return tag
+        why = refused.problem.splitlines()[0]
+        progress.note(f"{why}: without {tag}, which has Megatron {made.release}")
+    return TAGS[-1]
+
+
+def newest_release(matrix: Matrix, python: str, torch: str) -> str:
+    """The newest release at a package index that fits a Python and a torch, and needs no Triton."""
+    row = matrix.rows[TAGS[-1]].model_copy(update={"python": python, "torch": torch})
+    fit = (
+        version
+        for version, release in matrix.releases.items()
+        if release.sdist
+        and misfit(row, version, release) is None
+        and not has(version, "Triton is imported")
+    )
+    return max(fit, key=Version)
 
 
 def _run_locally(site: Settings, progress: Progress) -> None:
     """Train by `--backend local`, with torch and Megatron from PyPI in an environment of ours."""
     matrix = load_matrix(site.matrix)
-    row, lock = matrix.rows[TAG], load_lock(site.matrix.with_suffix(".lock"))
-    pins = dict(pin.split()[0].split("==") for pin in lock.packages[TAG])
-    runtime = [pin.split("==")[0] for pin in lock.needs[row.abi].runtime]
-    wanted = [f"torch=={pins['torch']}", f"megatron-core=={row.megatron}", *runtime]
+    lock = load_lock(site.matrix.with_suffix(".lock"))
+    torch = pinned_versions(lock.packages[TAGS[-1]])["torch"]
+    release = newest_release(matrix, ".".join(map(str, sys.version_info[:2])), torch)
+    runtime = [Requirement(one).name for one in matrix.needs.runtime]
+    wanted = [f"torch=={torch}", f"megatron-core=={release}", *runtime]
     beside = ROOT if (ROOT / "tools/bootstrap.py").is_file() else site.cache
     venv = beside / ".venv-demo"
     complete = venv / "complete"
@@ -89,7 +128,7 @@ def _run_locally(site: Settings, progress: Progress) -> None:
         _make_environment(venv, wanted, site)
         files.write(complete, " ".join(wanted))
     os.environ["PATH"] = f"{venv / 'bin'}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
-    _train(site.cache / "demo", f"Megatron {row.megatron}", "--backend", "local")
+    _train(site.cache / "demo", f"Megatron {release}", "--backend", "local")
 
 
 def _make_environment(venv: Path, wanted: list[str], site: Settings) -> None:

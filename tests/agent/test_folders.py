@@ -34,7 +34,9 @@ def archive(path: Path, content: Any) -> None:
 def distributed(folder: Path) -> None:
     """Megatron's distributed format; of the attributes in torch's index, those looked at."""
     folder.mkdir(parents=True)
-    (folder / "metadata.json").write_text('{"sharded_backend": "torch_dist"}')
+    (folder / "metadata.json").write_text(
+        '{"sharded_backend": "torch_dist", "common_backend": "torch"}'
+    )
     archive(folder / "common.pt", {"iteration": 3})
     items = {
         (name, offset): SimpleNamespace(relative_path=name, offset=offset, length=length)
@@ -49,6 +51,16 @@ def plain(folder: Path) -> None:
     """What torch alone saves."""
     distributed(folder)
     (folder / "metadata.json").unlink()
+    (folder / "common.pt").unlink()
+
+
+def joined(folder: Path) -> None:
+    """Megatron's from 0.19 on: what all ranks have alike is among the rest."""
+    distributed(folder)
+    index = pickle.loads((folder / ".metadata").read_bytes())  # noqa: S301 - our own
+    index.common = "common_state/shard_0_1"
+    (folder / ".metadata").write_bytes(pickle.dumps(index))
+    (folder / "metadata.json").write_text('{"sharded_backend": "torch_dist"}')
     (folder / "common.pt").unlink()
 
 
@@ -85,7 +97,7 @@ def problems(root: Path) -> dict[str, str]:
     return {each.folder.name: each.problem for each in [*folders.newest_first(root)][::-1]}
 
 
-@pytest.fixture(scope="module", params=[distributed, plain, legacy])
+@pytest.fixture(scope="module", params=[distributed, joined, plain, legacy])
 def whole(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A checkpoint in each format, which a test leaves as it is."""
     folder: Path = tmp_path_factory.mktemp("saved") / "iter_0000003"

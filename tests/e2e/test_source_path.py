@@ -120,6 +120,8 @@ def unpacked(commit: str, folder: Path) -> None:
 
 def test_every_release_s_patches_apply_to_its_git_tag(tmp_path: Path) -> None:
     for version, release in MATRIX.releases.items():
+        if not release.git.is_named:
+            continue
         tree = tmp_path / version
         tree.mkdir()
         unpacked(release.git.commit, tree)

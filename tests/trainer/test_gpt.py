@@ -114,7 +114,7 @@ def test_any_real_file_missing_or_a_byte_short_is_found(
     copy = tmp_path / "copy"
     shutil.copytree(folder / "iter_0000006", copy)
     names = sorted(path.name for path in copy.iterdir())
-    assert {".metadata", "__0_0.distcp", "__1_0.distcp", "common.pt", "metadata.json"} <= {*names}
+    assert {".metadata", "__0_0.distcp", "__1_0.distcp", "metadata.json"} <= {*names}
     for path in (copy / name for name in names):
         whole = path.read_bytes()
         path.write_bytes(whole[:-1])
@@ -131,9 +131,9 @@ def test_an_incomplete_checkpoint_is_left_out(
     whole, folder = divided
     copy = tmp_path / "copy"
     shutil.copytree(folder, copy)
-    (copy / "iter_0000006/common.pt").unlink()
+    (copy / "iter_0000006/.metadata").unlink()
     run = train(2, *DIVIDED, "--load", str(copy))
-    assert f"{copy}/iter_0000006 is left out: common.pt is missing" in run.output
+    assert f"{copy}/iter_0000006 is left out: .metadata is missing" in run.output
     assert run.losses == {step: whole.losses[step] for step in (4, 5, 6)}
 
 

@@ -21,6 +21,7 @@ LONGEST = 1 << 20
 """Bytes of the description."""
 
 COMMON = "common.pt"
+COMMON_STATE = b"common_state/shard_"
 RANK = "model_optim_rng.pt"
 OPTIMIZER = "distrib_optim.pt"
 
@@ -53,18 +54,27 @@ def problem(folder: Path) -> str:
 
 def _check_distributed(folder: Path) -> None:
     description, index = folder / DESCRIPTION, folder / INDEX
-    if description.exists() or (folder / COMMON).exists() or not index.exists():
-        description.stat()
-        _check_archive(folder / COMMON)
+    if description.exists() or (folder / COMMON).exists() or not _is_of_torch_alone(index):
         with _legible(description, "cut short"):
             text = files.read_regular(description, LONGEST)
-            backend = json.loads(text).get("sharded_backend")
-        if backend != "torch_dist":
+            named = json.loads(text)
+            common, sharded = named.get("common_backend"), named.get("sharded_backend")
+        if common:  # from 0.19 on there is none: what all ranks have alike is among the rest
+            _check_archive(folder / COMMON)
+        if sharded != "torch_dist":
             return
     with files.open_regular(index) as stream, _legible(index, "cut short"):
         for name, size in pickles.look(stream, "storage").items():
             if (there := (folder / name).stat().st_size) < size:
                 raise _IncompleteFile(f"{name} has {there} of {size} bytes")
+
+
+def _is_of_torch_alone(index: Path) -> bool:
+    """Whether there is an index, and none of Megatron's: from 0.19 on that has a common state."""
+    if not index.exists():
+        return False
+    with files.open_regular(index) as stream:
+        return COMMON_STATE not in stream.read(pickles.ROOM)
 
 
 def _check_ranks(ranks: list[Path]) -> None:

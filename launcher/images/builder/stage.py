@@ -193,12 +193,13 @@ def canonical(package: Distribution) -> str:
 
 def remove_package(package: Distribution, lib: Path) -> None:
     """Remove a package from the folder that it was installed in: modules, metadata, byte code."""
+    name = canonical(package)
     tops = {path.parts[0] for path in package.files or () if path.parts[0] != ".."}
     for top in tops:
         for path in [lib / top, *(lib / "__pycache__").glob(f"{Path(top).stem}.*.pyc")]:
             shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
     for info in lib.glob("*.dist-info"):  # set_apart() gave it another name than its RECORD has
-        if info.name.lower() in {top.lower() for top in tops}:
+        if canonical(Distribution.at(info)) == name:
             shutil.rmtree(info)
 
 

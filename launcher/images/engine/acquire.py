@@ -63,17 +63,17 @@ def bases(
     """
     row = matrix.rows[tag]
     own = BaseNames(row.base, matrix.builders[row.abi])
-    refused = _refused(client, own.base, site) or _refused(client, own.builder, site)
-    if refused is None:
+    unpullable = refused(client, own.base, site) or refused(client, own.builder, site)
+    if unpullable is None:
         return own
-    progress.note(f"{refused.problem.splitlines()[0]}: a Debian made here stands in for it")
+    progress.note(f"{unpullable.problem.splitlines()[0]}: a Debian made here stands in for it")
     name = f"{STANDIN_NAME}:{row.abi}"
     cache = site.cache / "bases"
     base.debian_base(client, name, STANDIN_EPOCH, row.python, cache=cache, say=progress.note)
     return BaseNames(name, name)
 
 
-def _refused(client: DockerClient, image: str, site: Settings) -> EngineError | None:
+def refused(client: DockerClient, image: str, site: Settings) -> EngineError | None:
     """Why `image` is neither in the engine nor to be pulled, or None where it is."""
     if find_image(client, image):
         return None

@@ -215,12 +215,12 @@ def _layout(arguments: Mapping[str, Any], noted: Mapping[str, int]) -> dict[str,
 def _distributed(folder: Path) -> SavedModel:
     with files.open_regular(folder / contents.INDEX) as stream:
         index = load(stream)
-    common = archive.read(folder / contents.COMMON) if (folder / contents.COMMON).exists() else {}
-    arguments = _arguments(common.get("args"))
     where = {
         (key.fqn, tuple(getattr(key, "offset", None) or ())): at
         for key, at in index.storage_data.items()
     }
+    common = _common(folder, where)
+    arguments = _arguments(common.get("args"))
     tensors, optimizer = dict[str, Tensor](), 0
     for name, about in index.state_dict_metadata.items():
         if not hasattr(about, "chunks"):
@@ -236,12 +236,28 @@ def _distributed(folder: Path) -> SavedModel:
     return SavedModel(folder, DISTRIBUTED, iteration, arguments, layout, tensors, optimizer)
 
 
+def _common(folder: Path, where: Mapping[Any, Any]) -> Mapping[str, Any]:
+    """What all ranks have alike: its own file, or from 0.19 on a list of one among the rest."""
+    found: Any = {}
+    if (folder / contents.COMMON).exists():
+        found = archive.read(folder / contents.COMMON)
+    elif at := where.get(("common_state/shard_0_1", ())):
+        path = _file(folder, at)
+        [found] = archive.read(path, int(at.offset), int(at.length))
+    return found if isinstance(found, Mapping) else {}
+
+
 def _piece(folder: Path, at: Any, chunk: Any) -> TensorBlock:
+    place = tuple(chunk.offsets), tuple(chunk.sizes)
+    return TensorBlock(*place, _file(folder, at), int(at.offset), int(at.length))
+
+
+def _file(folder: Path, at: Any) -> Path:
+    """The file that something of a checkpoint is in. Raises UsageError for one outside of it."""
     name = str(at.relative_path)
     if Path(name).name != name or getattr(at, "transform_descriptors", None):
         raise UsageError(f"{folder}: {name!r} isn't a file of it, or is compressed")
-    place = tuple(chunk.offsets), tuple(chunk.sizes)
-    return TensorBlock(*place, folder / name, int(at.offset), int(at.length))
+    return folder / name
 
 
 def _canonical(name: str) -> str:
