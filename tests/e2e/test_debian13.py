@@ -15,7 +15,7 @@ from launcher.base.settings import ROOT, Settings
 from launcher.images.engine.acquire import STANDIN_EPOCH, BaseNames
 from launcher.images.engine.private.base import debian_base
 from launcher.images.matrix.load import load_matrix
-from launcher.images.matrix.schema import misfit
+from launcher.images.matrix.schema import caution, misfit
 from launcher.tools.trials.trials import TrialPlace, entrypoint
 from tests.conftest import NAMES, CpuImages
 from tests.e2e.command import in_image, matrix_folder, tarred
@@ -28,6 +28,8 @@ pytestmark = [pytest.mark.engine, pytest.mark.long, pytest.mark.timeout(3600)]
 
 TAG, BEFORE = "cpu-3.13", "0.16.1"
 ROW = load_matrix().rows[TAG]
+DEBIANS = {"packages": [], "torch": "2.6.0"}
+ON_TORCH_2_6 = ROW.model_copy(update=DEBIANS)
 NEW = [
     version
     for version, release in load_matrix().releases.items()
@@ -47,9 +49,7 @@ def images(
     file = f"FROM {plain}\n".encode() + NO_LIBUV
     context = io.BytesIO(tarred({"Dockerfile": file}))
     engine.images.build(fileobj=context, custom_context=True, tag=name, rm=True)
-    folder = matrix_folder(
-        tmp_path_factory.mktemp("matrix"), {TAG: {"packages": [], "torch": "2.6.0"}}
-    )
+    folder = matrix_folder(tmp_path_factory.mktemp("matrix"), {TAG: DEBIANS})
     own = replace(site, matrix=folder)
     yield CpuImages(engine, own, BaseNames(name, name), TAG)
     for image in (name, plain):
@@ -88,6 +88,7 @@ def test_a_release_builds_imports_and_trains_as_the_one_before(
     assert "/opt/megatron/lib" in in_image(engine, name, "python3", "-c", CALL_HELPERS)
     in_image(engine, name, "python3", "-c", "import megatron.core, megatron.training")
     place = TrialPlace(tmp_path, {"name": name}, 0, 2, 600)
-    entrypoint(place)  # saves, and loads in another layout
+    if caution(ON_TORCH_2_6, load_matrix().releases[megatron]) is None:
+        entrypoint(place)  # saves, and loads in another layout
     for preset in PRESETS:
         assert losses(place, preset) == pytest.approx(before[preset], abs=1e-5), preset
