@@ -14,8 +14,9 @@ import pytest
 from launcher.base.settings import ROOT, Settings
 from launcher.images.engine.acquire import STANDIN_EPOCH, BaseNames
 from launcher.images.engine.private.base import debian_base
-from launcher.images.matrix.load import load_matrix
+from launcher.images.matrix.load import load_lock, load_matrix
 from launcher.images.matrix.schema import caution, misfit
+from launcher.images.sources.fetch import wheels
 from launcher.tools.trials.trials import TrialPlace, entrypoint
 from tests.conftest import NAMES, CpuImages
 from tests.e2e.command import in_image, matrix_folder, tarred
@@ -36,7 +37,13 @@ NEW = [
     if release.sdist and misfit(load_matrix().rows["cpu"], version, release)
 ]
 PRESETS = [path.stem for path in sorted((ROOT / "launcher/presets").glob("*-tiny.yaml"))]
-NO_LIBUV = b"ENV USE_LIBUV=0\n"  # Debian's torch is built without it
+# Debian's torch is built without libuv; Megatron up to 0.16 imports setuptools.
+BASE = """
+FROM {}
+ENV USE_LIBUV=0
+COPY wheels /wheels
+RUN python3 -m pip install --no-index --no-deps --break-system-packages /wheels/*.whl
+"""
 
 
 @pytest.fixture(scope="module")
@@ -46,8 +53,9 @@ def images(
     """Images of the row without its packages, on a base that has them."""
     name, plain = f"{NAMES}-debian:13", f"{NAMES}-debian:13-plain"
     debian_base(engine, plain, STANDIN_EPOCH, ROW.python, more=["python3-torch"], say=print)
-    file = f"FROM {plain}\n".encode() + NO_LIBUV
-    context = io.BytesIO(tarred({"Dockerfile": file}))
+    pins = [pin for pin in load_lock().packages[TAG] if pin.startswith("setuptools==")]
+    files = {f"wheels/{one.name}": one.read_bytes() for one in wheels(pins, ROW.python, site)}
+    context = io.BytesIO(tarred({"Dockerfile": BASE.format(plain).encode(), **files}))
     engine.images.build(fileobj=context, custom_context=True, tag=name, rm=True)
     folder = matrix_folder(tmp_path_factory.mktemp("matrix"), {TAG: DEBIANS})
     own = replace(site, matrix=folder)
