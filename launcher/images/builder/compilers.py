@@ -1,19 +1,25 @@
-"""Runs what compiles, in a build stage: compilers.py VARIABLE ARGS, with this Python's arguments.
+"""Runs what compiles, in a build stage.
 
-VARIABLE tells a setup.py how many modules it may compile at a time; "" where it can't. Stands
-beside stage.py in a build context; its failure is one line on stderr and exit code 1.
+    compilers.py run VARIABLE ARGS    this Python with ARGS; VARIABLE tells a setup.py how many
+                                      modules it may compile at a time, "" where it can't
+    compilers.py nvcc ARGS            the base's nvcc, for the GPUs of CUDA_ARCHITECTURES alone
+
+Stands beside stage.py in a build context; its failure is one line on stderr and exit code 1.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections import deque
 
 AT_ONCE = 4  # modules of an extension, where its setup.py can compile several
 
+GPU_OPTIONS = ("-gencode", "--generate-code", "-arch", "--gpu-architecture")
+"""By which nvcc is told what to compile for; each takes a value."""
 OUT_OF_MEMORY = re.compile(
     "Killed|died due to signal 9|out of memory|Cannot allocate memory|bad_alloc"
 )
@@ -26,6 +32,15 @@ FAULTS = (
     (
         r"does not match the version used to compile Pytorch.*\s.*compiled with Cuda ([\d.]*\d)",
         "nvcc isn't of CUDA {}, which torch was made for: take a base of that CUDA",
+    ),
+    (
+        r"name 'bare_metal_version' is not defined|CUDA_HOME environment variable is not set",
+        "the base has no nvcc, or a torch without CUDA: take a base with both",
+    ),
+    (
+        r"<urlopen error",
+        "its setup.py downloads, and no build has a network: tell it to compile, by a variable "
+        "in the extension's environment in matrix.yaml",
     ),
     (
         r"Unsupported gpu architecture '(\w+)'",
@@ -102,5 +117,30 @@ def run_told(args: list[str], extra: dict[str, str]) -> tuple[int, str]:
     return process.returncode, "".join(last)
 
 
+def for_gpus(args: list[str], gpus: list[str]) -> list[str]:
+    """nvcc's arguments for these GPUs, in place of those that they name; the same for none.
+
+    A setup.py may name a dozen GPUs whatever is asked for, of which nvcc may have no code for some.
+    """
+    kept, rest = [], iter(args)
+    for one in rest:
+        if one in GPU_OPTIONS:
+            next(rest, "")
+        elif one.partition("=")[0] not in GPU_OPTIONS:
+            kept.append(one)
+    if len(kept) == len(args):
+        return kept
+    return [*kept, *(f"-gencode=arch=compute_{one},code=sm_{one}" for one in gpus)]
+
+
+def nvcc() -> str:
+    """The base's nvcc, found as torch finds it."""
+    home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
+    return f"{home}/bin/nvcc" if home else shutil.which("nvcc") or "/usr/local/cuda/bin/nvcc"
+
+
 if __name__ == "__main__":
-    run_compiler(sys.argv[2:], sys.argv[1])
+    if sys.argv[1] == "nvcc":
+        asked = os.environ["CUDA_ARCHITECTURES"].split()
+        os.execv(found := nvcc(), [found, *for_gpus(sys.argv[2:], asked)])  # noqa: S606  # it becomes nvcc
+    run_compiler(sys.argv[3:], sys.argv[2])

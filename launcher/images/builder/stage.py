@@ -48,6 +48,7 @@ LEFT_OUT = ("*.py[co]", "*.so", "*.o")  # what an earlier build left in a checko
 SHARES = 4  # that a folder is byte-compiled in, whatever the number of processors
 
 PIP = ["-m", "pip"]  # of the build tools
+COMPILERS = str(Path(__file__).with_name("compilers.py"))
 
 # Optimised, without debug information, symbols, or the build folder's path in assertions. nvcc's
 # objects differ by one symbol alone, the name of a temporary file.
@@ -105,8 +106,7 @@ def pip_wheel(
 ) -> Path:
     """The wheel of a source, made in the folder `to` with no network; see `divided`."""
     command = ["wheel", "--no-deps", "--no-build-isolation", "--no-index", "--wheel-dir", str(to)]
-    compile_by = [str(Path(__file__).with_name("compilers.py")), at_once or ""]
-    compiler = [*compile_by, *PIP, *command, *options, str(source)]
+    compiler = [COMPILERS, "run", at_once or "", *PIP, *command, *options, str(source)]
     if subprocess.run([sys.executable, *compiler], env=environment(env), check=False).returncode:
         sys.exit(1)  # it has said why
     return next(to.glob("*.whl"))
@@ -273,6 +273,7 @@ def compiling(record: dict[str, Any]) -> dict[str, str]:
     return {
         "TORCH_CUDA_ARCH_LIST": ";".join(dotted),
         "NVTE_CUDA_ARCHS": ";".join(asked),
+        "PYTORCH_NVCC": f"{sys.executable} {COMPILERS} nvcc",
         "CC": "gcc",
         "CXX": "g++",
         **FLAGS,

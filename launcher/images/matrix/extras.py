@@ -41,7 +41,8 @@ NO_EXTRAS = Extras()
 def extras_of(matrix: Matrix, row: Row, asked: Sequence[str]) -> Extras:
     """The extras of a row and those that are asked for beside them.
 
-    Raises UsageError for what is neither a set of the matrix nor a requirement.
+    Raises UsageError for what is neither a set of the matrix nor a requirement, and for a set that
+    is compiled for GPUs on a row without CUDA.
     """
     own, more = normalised(row.extras), normalised(asked)
     names = tuple(sorted({*own, *more}))
@@ -49,6 +50,11 @@ def extras_of(matrix: Matrix, row: Row, asked: Sequence[str]) -> Extras:
     packages = {name for name in names if name not in matrix.extras}
     packages |= {package for one in sets for package in normalised(one.packages)}
     extensions = [name for one in sets for name in one.extensions]
+    if extensions and not row.cuda:
+        raise UsageError(
+            f"extras: {extensions[0]} is compiled for GPUs, and the row has no CUDA",
+            "Take a row with CUDA, or leave it out.",
+        )
     return Extras(
         asked=more,
         names=names,

@@ -341,6 +341,11 @@ def test_what_lies_beside_modules_is_in_the_wheel(building: Path) -> None:
             "nvcc isn't of CUDA 13.0, which",
         ),
         ("nvcc fatal   : Unsupported gpu architecture 'compute_70'", "for no compute_70"),
+        ("NameError: name 'bare_metal_version' is not defined", "the base has no nvcc, or a torch"),
+        (
+            "error: <urlopen error [Errno -3] Temporary failure in name resolution>",
+            "its setup.py downloads",
+        ),
         (
             "CMake Error at CMakeLists.txt:91 (include):\n  include could not find requested file:"
             "\n\n      /build/source/common/../../3rdparty/cudnn-frontend/cmake/cuDNN.cmake",
@@ -369,7 +374,7 @@ def test_what_lies_beside_modules_is_in_the_wheel(building: Path) -> None:
 def test_why_an_extension_does_not_compile(
     said: str, told: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What compilers and set-ups of Apex and Transformer Engine were seen to say."""
+    """What compilers and set-ups of Apex, Transformer Engine, causal-conv1d were seen to say."""
     monkeypatch.setenv("MAX_JOBS", "1")
     monkeypatch.setattr(compilers, "run_told", lambda args, extra: (1, said))
     with pytest.raises(SystemExit, match=re.escape(told)):
@@ -390,6 +395,23 @@ def test_compilers_that_are_killed_for_memory_are_fewer_at_the_next_try(
     assert told == [
         f"stage: too little memory: compiling again, {jobs} at a time" for jobs in (4, 2)
     ]
+
+
+@pytest.mark.parametrize(
+    ("args", "given"),
+    [
+        ("-gencode arch=compute_75,code=sm_75 -c a.cu -gencode=arch=compute_87,code=sm_87", True),
+        ("--generate-code arch=compute_62,code=sm_62 -arch=sm_53 -c a.cu", True),
+        ("-c a.cu", False),
+        ("-V", False),
+    ],
+)
+def test_nvcc_compiles_for_the_gpus_that_were_asked_for_alone(args: str, given: bool) -> None:
+    """causal-conv1d and mamba-ssm name nine GPUs of their own, whatever is asked for."""
+    found = compilers.for_gpus(args.split(), ["80", "90a"])
+    gpus = [f"-gencode=arch=compute_{one},code=sm_{one}" for one in ("80", "90a")]
+    rest = "-c a.cu" if "a.cu" in args else "-V"
+    assert found == [*rest.split(), *(gpus if given else [])]
 
 
 @pytest.mark.parametrize("jobs", [1, 3, 8, 32])

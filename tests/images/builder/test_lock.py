@@ -155,12 +155,15 @@ def test_what_the_matrix_has_changed_keeps_no_pin_and_a_first_one_cannot_be_miss
         locking(load_matrix(), None, empty_site, OFFLINE)
 
 
-def test_an_extension_that_no_row_compiles_is_not_locked(empty_site: Settings) -> None:
+def test_an_extension_that_no_row_or_set_compiles_is_not_locked(empty_site: Settings) -> None:
+    """Those of a set of extras were not, and a build with it said that the lock has none."""
     matrix = load_matrix()
     rows = {tag: row for tag, row in matrix.rows.items() if tag in ("cuda-12.4", "cpu")}
-    part = matrix.model_copy(update={"rows": rows})
-    found, _ = locking(part, load_lock(), empty_site, OFFLINE)
-    assert list(found.extensions) == ["transformer-engine-1.13", "apex-24.10"]
+    sets = {"mamba": matrix.extras["mamba"]}
+    for extras, more in (({}, []), (sets, sets["mamba"].extensions)):
+        part = matrix.model_copy(update={"rows": rows, "extras": extras})
+        found, _ = locking(part, load_lock(), empty_site, OFFLINE)
+        assert list(found.extensions) == ["transformer-engine-1.13", "apex-24.10", *more]
 
 
 @pytest.mark.parametrize(

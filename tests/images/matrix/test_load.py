@@ -78,9 +78,9 @@ def test_every_release_has_a_full_commit_and_patches_that_exist() -> None:
             "apex-24.10 is in the list twice: leave one out",
         ),
         (
-            'architectures: ["80", "90"]',
+            'architectures: ["80", "90", "100"]',
             'architectures: ["80", "90", "80"]',
-            "rows.cuda-12.4.architectures.2",
+            "rows.cuda-12.8.architectures.2",
             "80 is in the list twice",
         ),
         (

@@ -109,3 +109,13 @@ def test_a_row_of_two_platforms_has_wheels_and_a_builder_of_the_one_that_is_name
     with pytest.raises(UsageError, match=r"24\.10: is not for linux/arm64") as caught:
         recipe(MATRIX, LOCK, "24.10", platform="linux/arm64")
     assert caught.value.remedy == "The row is for linux/amd64."
+
+
+def test_a_set_that_is_compiled_brings_its_commits_and_needs_a_row_with_cuda() -> None:
+    """It ended hours later, or on the cpu row in a traceback of setup.py that no nvcc was there."""
+    made = recipe(MATRIX, LOCK, "24.10", extras=["mamba"])
+    assert [*made.extensions] == ["causal-conv1d-1.5.4", "mamba-ssm-2.2.6"]
+    assert made.extras.architectures == ("80", "90")
+    assert {*LOCK.needs["cp310"].extensions} <= {*made.wheels}
+    with pytest.raises(UsageError, match=r"causal-conv1d-1\.5\.4 is compiled for GPUs"):
+        recipe(MATRIX, LOCK, "cpu", extras=["mamba"])
