@@ -99,8 +99,8 @@ class _LockBuilder:
 
     def all(self) -> Lock:
         rows = self.matrix.rows
-        users = (*rows.values(), *self.matrix.extras.values())
-        used = {name for one in users for name in one.extensions}
+        used = {name for row in rows.values() for name in row.extensions}
+        used |= {name for one in self.matrix.extras.values() for name in one.extensions}
         return Lock(
             needs={key: self.needs(key) for key in self.matrix.builders},
             packages={tag: self.packages(tag) for tag, row in rows.items() if row.packages},

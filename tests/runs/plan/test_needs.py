@@ -120,7 +120,9 @@ def test_the_table_is_of_options_programs_sets_and_facts_that_are_there() -> Non
         for name in (rule.option, *rule.unless, *rule.beside):
             assert not name or f"--{name.replace('_', '-')}" in known
         if rule.extras:
-            packages = {re.split(r"[<>=\[]", one)[0] for one in sets[rule.extras].packages}
+            own = sets[rule.extras]
+            compiled = [load_matrix().extensions[one].package for one in own.extensions]
+            packages = {re.split(r"[<>=\[]", one)[0] for one in own.packages} | {*compiled}
             assert packages >= {*rule.modules.values()}
 
 
