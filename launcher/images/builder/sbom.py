@@ -68,10 +68,12 @@ def _added(made: ImageRecord) -> Iterator[dict[str, Any]]:
     """What lies above the base: Megatron, packages, what was compiled, a Python."""
     inputs = made.inputs
     yield _megatron(made)
+    pins = inputs.recipe.pins
+    beside = {pin for group in ("packages", "extras") for pin in pins.get(group, ())}
     for pin in inputs.recipe.added:
         name, _, version = pin.partition(" ")[0].partition("==")
         own = {"name": canonicalize_name(name), "version": version}
-        if own["name"] in made.of_base:
+        if own["name"] in made.of_base and pin not in beside:
             continue
         yield _component(attest.of_pin(pin), sha256_of_pin(pin), **own)
     for one in inputs.extensions:

@@ -140,7 +140,9 @@ def _row(name: str, matrix: Matrix, site: Settings) -> dict[str, Any]:
     facts["megatron"] = next(iter(matrix.releases))
     row = _checked(Row, facts)
     fitting = [
-        release for release, each in matrix.releases.items() if not misfit(row, release, each)
+        release
+        for release, each in matrix.releases.items()
+        if each.git.is_named and not misfit(row, release, each)
     ]
     if not fitting:
         raise UnknownFact("no release of the matrix fits it")

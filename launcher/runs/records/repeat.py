@@ -12,6 +12,7 @@ from os import listdir
 from os.path import isdir, join, lexists, normpath
 from typing import TYPE_CHECKING, Any
 
+from launcher.agent import words
 from launcher.base.settings import expanded
 from launcher.runs.plan.program import ProgramKind, program
 from launcher.runs.runfile.config import RunConfig
@@ -99,7 +100,7 @@ def pinned(config: RunConfig, image: Mapping[str, Any], chosen: Backend) -> RunC
         return config
     if chosen.facts(name) and chosen.identity(name).get("id") == then:
         return config
-    by_id = config.image.model_copy(update={"name": then, "tag": None})
+    by_id = config.image.model_copy(update={"name": then, "tag": None, "extras": []})
     return config.model_copy(update={"image": by_id})
 
 
@@ -112,7 +113,12 @@ def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str
 
 
 def _plain(value: object, run: str) -> object:
-    """The value as it comes back from JSON, with no run's id in paths of its own."""
+    """The value as it comes back from JSON, with no run's id in paths of its own.
+
+    What a run says of a missing package names the file that asks for it, so that is left out.
+    """
+    if isinstance(value, Mapping):
+        return {key: one for key, one in value.items() if key != words.NEEDS}
     if isinstance(value, list | tuple):
         return [_plain(item, run) for item in value]
     return value.replace(run, "RUN") if isinstance(value, str) else value
