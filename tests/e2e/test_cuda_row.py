@@ -97,6 +97,7 @@ def own_matrix(tmp_path: Path, site: Settings, base: str, extension: Extension) 
     data = yaml.safe_load((ROOT / "matrix.yaml").read_text())
     data["interpreters"] = {"3.11.2": {"url": f"{HUB}cpython.tar.gz", "sha256": digest}}
     data["extensions"] = {"kernels": extension.model_dump(mode="json", exclude_none=True)}
+    data["extras"] = {}  # those of the matrix name other extensions
     data["rows"] = {
         TAG: data["rows"][TAG]
         | {"base": base, "python": "3.11", "interpreter": "3.11.2", "packages": ["six"]}
