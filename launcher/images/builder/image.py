@@ -160,8 +160,7 @@ class Builds:
         def look() -> extras.Ground:
             return ground(self._look_into_base(request, made.row, base), base, made)
 
-        where = self.site, self.progress
-        return extras.settled(made, self.matrix, base.digest, look, *where)
+        return extras.settled(made, self.matrix, look, self.site, self.progress)
 
     def _start(self, request: BuildRequest) -> tuple[pins.StartImage, pins.StartImage]:
         """Base and builder of a request.

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
-from launcher.base.errors import BuildError, LauncherError
+from launcher.base.errors import LauncherError
 from launcher.base.screen import Progress
 from launcher.base.settings import Settings
 from launcher.images.builder import verify
@@ -14,7 +15,7 @@ from launcher.images.builder.image import BuildRequest, ground
 from launcher.images.matrix.recipe import Recipe
 from launcher.images.matrix.schema import Matrix
 from launcher.images.sources import extensions, extras, fetch, source
-from launcher.images.sources.pins import StartImages
+from launcher.images.sources.pins import StartImage, StartImages
 
 
 @dataclass(frozen=True)
@@ -76,27 +77,21 @@ def _fetch(
     found = {name: images.find(name, own) for name, own in chosen.items()} if images else {}
     base = found.get(recipe.row.base)
 
-    def look() -> extras.Ground:
-        if images is None or base is None:
-            raise BuildError(
-                f"{recipe.tag}: these extras have no lock here, and there is no base to look into",
-                "Fetch it where a container engine answers, and without --no-images.",
-            )
-        return ground(verify.look(images.client, base.id, base.name), base, recipe)
-
-    known = base.digest if base else ""
-    recipe = extras.settled(recipe, matrix, known, look, site, progress)
+    look = None
+    if images and base:
+        look = partial(_ground, images, base, recipe)
+    recipe = extras.settled(recipe, matrix, look, site, progress)
     progress.step(f"{recipe.tag}: {len(recipe.wheels)} Python packages")
     files = [extras.cached(recipe.extras_lock, recipe, site)] if recipe.extras_lock else []
     where = recipe.row.python, site, recipe.platform, recipe.glibc
     files += fetch.wheels(recipe.wheels, *where)
     progress.step(f"{recipe.tag}: Megatron {recipe.release} from {recipe.kind}")
-    at = source.locked(recipe, site)
+    megatron = source.locked(recipe, site)
     commits = []
     if recipe.kind == "git":
-        commits.append(Commit(recipe.named.git.url, at.revision, at.at))
+        commits.append(Commit(recipe.named.git.url, megatron.revision, megatron.at))
     else:
-        files.append(at.at)
+        files.append(megatron.at)
     progress.close()
     if python := fetch.interpreter(recipe, site, progress):
         files.append(python)
@@ -107,3 +102,8 @@ def _fetch(
     ]
     ids = {chosen[name] or name: image.id for name, image in found.items()}
     return FetchedInputs(recipe, tuple(files), tuple(commits), ids)
+
+
+def _ground(images: StartImages, base: StartImage, recipe: Recipe) -> extras.Ground:
+    """What a recipe's extras are put on, by a look into its base."""
+    return ground(verify.look(images.client, base.id, base.name), base, recipe)

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import yaml
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
@@ -65,7 +64,7 @@ def is_of(lock: ExtrasLock, made: Recipe, limits: Sequence[str]) -> bool:
 
 
 def holds_on(lock: ExtrasLock, on: Ground) -> bool:
-    """Whether a lock can be used on another base than its own, as it would be on that."""
+    """Whether a lock would come out the same on a base, its own or another, with what is added."""
     return (
         lock.glibc <= on.glibc
         and all(on.packages.get(name) == version for name, version in lock.rests_on.items())
@@ -81,28 +80,32 @@ def with_lock(made: Recipe, lock: ExtrasLock) -> Recipe:
 def settled(
     made: Recipe,
     matrix: Matrix,
-    base: str,
-    look: Callable[[], Ground],
+    look: Callable[[], Ground] | None,
     site: Settings,
     progress: Progress,
 ) -> Recipe:
     """The recipe with its extras' pins: those of a lock that holds, else resolved now and kept.
 
-    base: the digest of the image that it is built on, "" where that isn't known and a lock is taken
-    as it is; look: called where the lock was made for another base, or where there is none. Raises
-    BuildError as `resolve_lock` does.
+    look: tells what they are put on; None where nobody can, and a lock is taken as it is. Raises
+    BuildError as `resolve_lock` does, and where there is neither.
     """
     if not made.extras.packages:
         return made
     lock = find_lock(made, matrix, site)
-    if lock is None or (base and lock.base != base):
-        on = look()
-        if lock is None or not holds_on(lock, on):
-            progress.step(f"resolve {' '.join(made.extras.names)}")
-            lock = resolve_lock(made, matrix, on, site)
-            progress.close()
-            at = keep_text(dump(lock), path_of(made), site)
-            progress.note(f"{made.tag}: the extras are locked in {at}")
+    if look is None:
+        if lock is None:
+            raise BuildError(
+                f"{made.tag}: these extras have no lock here, and there is no base to look into",
+                "Fetch it where a container engine answers, and without --no-images.",
+            )
+        return with_lock(made, lock)
+    on = look()
+    if lock is None or not holds_on(lock, on):
+        progress.step(f"resolve {' '.join(made.extras.names)}")
+        lock = resolve_lock(made, matrix, on, site)
+        progress.close()
+        at = keep_text(dump(lock), path_of(made), site)
+        progress.note(f"{made.tag}: the extras are locked in {at}")
     return with_lock(made, lock)
 
 
@@ -165,7 +168,7 @@ def keep_text(text: str, at: Path, site: Settings) -> Path:
 def dump(lock: ExtrasLock) -> str:
     """The text of a lock."""
     data = lock.model_dump(mode="json")
-    return HEADER + yaml.dump(data, Dumper=yamlfile.PortableDumper, sort_keys=False, width=200)
+    return HEADER + yamlfile.dump(data, width=200)
 
 
 def limits_of(made: Recipe, matrix: Matrix) -> list[str]:

@@ -43,7 +43,7 @@ def resolved(
     """The extras' versions, and what was said; `changes` are of a base that has BASE."""
     said = io.StringIO()
     on = Ground(base, BASE) if not changes else replace(Ground(base, BASE), **changes)  # type: ignore[arg-type]
-    found = settled(wanted, matrix, base, lambda: on, site, Progress(said))
+    found = settled(wanted, matrix, lambda: on, site, Progress(said))
     return [pin.partition(" ")[0] for pin in found.pins["extras"]], said.getvalue()
 
 
@@ -135,10 +135,10 @@ def test_a_lock_is_kept_and_holds_wherever_it_would_come_out_the_same(
     assert (elsewhere, said) == (first, "")
     for changes in (
         {"packages": BASE | {"regex": "2024.1"}},  # what it rests on is another
-        {"packages": BASE | {"helper": "1.0"}},  # the base has itself what would be added
+        {"packages": BASE | {"helper": "1.0"}},  # by now the row or Megatron brings it
         {"glibc": 17},
     ):
-        assert "resolve model" in resolved(made("model"), empty_site, base=OTHER, **changes)[1]
+        assert "resolve model" in resolved(made("model"), empty_site, **changes)[1]
         (path,) = empty_site.extras.rglob("*.yaml")
         path.unlink()
         resolved(made("model"), empty_site)
