@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import subprocess
 import sys
@@ -29,12 +28,7 @@ pytestmark = pytest.mark.engine
 
 THERE = {"numpy": "1.26.4", "packaging": "23.2", "regex": "2023.12.25"}
 LIMIT = b"urllib3<2.3\nnumpy==1.26.0\n"
-BASE = """
-FROM {}
-COPY wheels /wheels
-COPY constraint.txt /etc/pip/constraint.txt
-RUN python3 -m pip install --no-index --no-deps --break-system-packages /wheels/*.whl
-"""
+INSTALL = "python3 -m pip install --no-index --no-deps --break-system-packages /wheels/*.whl"
 WHERE = "import {0}; print({0}.__file__)"
 
 
@@ -49,10 +43,16 @@ def base(
     command = [sys.executable, "-m", "pip", "download", "--quiet", *options, *wanted]
     subprocess.run(command, check=True)
     files = {f"wheels/{path.name}": path.read_bytes() for path in folder.iterdir()}
-    files |= {"constraint.txt": LIMIT, "Dockerfile": BASE.format(python_image).encode()}
-    name = "launchpad-test:as-ngc"
-    context = io.BytesIO(tarred(files))
-    engine.images.build(fileobj=context, custom_context=True, tag=name, rm=True)
+    files["etc/pip/constraint.txt"] = LIMIT
+    # no Dockerfile: of several steps, the classic builder's images between had gone once
+    container = engine.containers.create(python_image, ["sh", "-c", INSTALL], network_mode="none")
+    try:
+        container.put_archive("/", tarred(files))
+        container.start()
+        assert container.wait()["StatusCode"] == 0, container.logs().decode()
+        name = container.commit("launchpad-test", "as-ngc").tags[0]
+    finally:
+        container.remove(force=True)
     yield name
     engine.images.remove(name, force=True)
 
