@@ -40,19 +40,22 @@ BUILDKIT_OUTPUT = re.compile(r"[\d.]+ (.*)")
 class ImageBuild:
     """What is to be built.
 
-    context: a tar archive; args: of the Dockerfile, BASE_IMAGE and SOURCE_DATE_EPOCH among them
+    context: a tar archive; args: of the Dockerfile, BASE_IMAGE and SOURCE_DATE_EPOCH among them;
+    platform: where it isn't the engine's own
     """
 
     context: IO[bytes]
     args: dict[str, str]
     labels: dict[str, str]
     no_cache: bool = False
+    platform: str | None = None
 
     @property
     def options(self) -> list[str]:
         """Those that docker's and podman's `build` have in common."""
         return [
             *(["--no-cache"] if self.no_cache else []),
+            *([f"--platform={self.platform}"] if self.platform else []),
             *(f"--build-arg={name}={value}" for name, value in self.args.items()),
             *(f"--label={name}={value}" for name, value in self.labels.items()),
         ]
@@ -128,6 +131,7 @@ def classic(client: DockerClient, wanted: ImageBuild, progress: Progress) -> str
             labels=wanted.labels,
             network_mode="none",
             nocache=wanted.no_cache,
+            platform=wanted.platform,
             rm=True,
             forcerm=True,
             decode=True,
