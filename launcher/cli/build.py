@@ -33,9 +33,7 @@ if TYPE_CHECKING:
     from launcher.images.builder.image import BuildRequest
     from launcher.images.matrix.schema import Matrix
 
-PLATFORM = argument(
-    "--platform", "linux/arm64, of a row for several; else the engine's", "OS/ARCH"
-)
+PLATFORM = argument("--platform", "linux/arm64, of a row for several; else the engine's", "OS/ARCH")
 WITHOUT = "Or leave base and builder out: --no-images"
 VERIFY_EXIT_CODES = """\
 exit codes:

@@ -21,7 +21,7 @@ from launcher.base import owned
 from launcher.base.errors import BuildError
 from launcher.base.screen import KEPT, Progress
 from launcher.base.settings import settings
-from launcher.images.oci.container import find_image
+from launcher.images.oci.container import find_image, remedy_if_foreign
 from launcher.images.oci.settle import settle
 
 if TYPE_CHECKING:
@@ -248,7 +248,9 @@ def failure(reason: str, lines: list[str]) -> BuildError:
     full = "no space left on device" in text.lower()
     return BuildError(
         text,
-        "The engine's disk is full: free some with `docker system prune`." if full else "",
+        "The engine's disk is full: free some with `docker system prune`."
+        if full
+        else remedy_if_foreign(text),
     )
 
 

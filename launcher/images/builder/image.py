@@ -189,10 +189,13 @@ class Builds:
         self, request: BuildRequest, base: str | None, builder: str | None
     ) -> tuple[pins.StartImage, pins.StartImage]:
         row = self.recipe(request).row
-        found = self.images.find(row.base, base, request.platform)
-        verify.check_platform(found.platform, row, base or row.base)
-        made = self.recipe(request, found.platform)
-        return found, self.images.find(made.builder, builder, found.platform)
+        name = base or row.base
+        platform = request.platform or self.images.platform(name)
+        verify.check_platform(platform, row, name)
+        made = self.recipe(request, platform)
+        pairs = (row.base, base), (made.builder, builder)
+        found, compiling = (self.images.find(*pair, platform) for pair in pairs)
+        return found, compiling
 
     def _source(self, request: BuildRequest, wanted: Recipe) -> MegatronSource:
         """The Megatron source of a request, resolved once for all rows that share it."""

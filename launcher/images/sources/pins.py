@@ -57,16 +57,13 @@ class StartImages:
     progress: Progress
     locked: dict[str, LockedImage]
     moving: list[str]
-    _found: dict[tuple[str, str, str | None], StartImage] = field(default_factory=dict)
+    _found: dict[tuple[str, str, str], StartImage] = field(default_factory=dict)
 
-    def find(
-        self, reference: str, chosen: str | None = None, platform: str | None = None
-    ) -> StartImage:
+    def find(self, reference: str, chosen: str | None, platform: str) -> StartImage:
         """The image for the matrix's `reference`, or the one that a user chose in its place.
 
-        platform: what it must be for; without, what the engine has or pulls by itself. Raises
-        BuildError for a tag that isn't where it was locked, EngineError for an image that can't be
-        had, UsageError for what is no image's name.
+        Raises BuildError for a tag that isn't where it was locked, EngineError for an image that
+        can't be had, UsageError for what is no image's name.
         """
         wanted = chosen or reference
         key = reference, wanted, platform
@@ -87,7 +84,12 @@ class StartImages:
         version = self.client.version()
         return f"{version['Os']}/{version['Arch']}"
 
-    def _named(self, reference: str, wanted: str, platform: str | None) -> StartImage:
+    def platform(self, wanted: str) -> str:
+        """What the engine's image of a name is for; where it has none, what it would pull for."""
+        found = find_image(self.client, wanted)
+        return platform_of(found) if found else self.own_platform
+
+    def _named(self, reference: str, wanted: str, platform: str) -> StartImage:
         """The image that a name stands for just now; told loudly where that isn't the locked one.
 
         A user's own choice is pulled under its own name, the matrix's from a mirror of it.
@@ -111,9 +113,7 @@ class StartImages:
             self.progress.note(f"UNPINNED {wanted}: {why}, so it is {_digest(found)} today{mend}")
         return start
 
-    def _locked(
-        self, reference: str, locked: LockedImage, platform: str | None
-    ) -> StartImage:
+    def _locked(self, reference: str, locked: LockedImage, platform: str) -> StartImage:
         """The locked image, under whatever name the engine has it, else pulled by its digest."""
         found = self._here(reference, platform)
         moves = reference in self.moving
@@ -128,8 +128,7 @@ class StartImages:
             there = (self._here(one, platform) for one in known_by)
             found = next((one for one in there if is_locked(one, locked)), None)
         if found is None:
-            asked = [mirrored, *([platform] if platform else [])]
-            now = locked.digest if moves else digest_at(self.client, *asked)
+            now = locked.digest if moves else digest_at(self.client, mirrored, platform)
             if now != locked.digest:
                 raise moved(reference, locked.digest, "registry", now)
             at = f"{parse_reference(mirrored).name}@{locked.digest}"
@@ -137,21 +136,19 @@ class StartImages:
         name = self._name_of(found, reference, locked)
         return _image(found, name, reference, reference, locked)
 
-    def _here(self, wanted: str, platform: str | None) -> dict[str, Any] | None:
-        """The engine's image of a name, where it is for the platform; None where it has none."""
-        names = [wanted, _beside(wanted, platform)] if platform else [wanted]
-        for found in (find_image(self.client, name) for name in names):
-            if found and platform in (None, platform_of(found)):
-                return found
-        return None
+    def _here(self, wanted: str, platform: str) -> dict[str, Any] | None:
+        """The engine's image of a name for the platform; None where it has none."""
+        names = (wanted, _beside(wanted, platform))
+        there = (find_image(self.client, name) for name in names)
+        return next((one for one in there if one and platform_of(one) == platform), None)
 
-    def _pull(self, at: str, wanted: str, platform: str | None) -> dict[str, Any]:
+    def _pull(self, at: str, wanted: str, platform: str) -> dict[str, Any]:
         """Pull what `at` names, and give it the name `wanted` where that is free.
 
         An image for another platform than the engine's is pulled by its own digest and named
         beside `wanted`: that name stays the engine's platform's.
         """
-        if platform and platform != self.own_platform:
+        if platform != self.own_platform:
             digest = registry.resolve(at, platform).manifest
             at, wanted = f"{parse_reference(at).name}@{digest}", _beside(wanted, platform)
         with registry_errors(at):
@@ -207,17 +204,17 @@ def _beside(wanted: str, platform: str) -> str:
     return wanted if name.digest else f"{name.name}:{name.target}-{architecture}"
 
 
-def digest_at(client: DockerClient, reference: str, *platform: str) -> str:
+def digest_at(client: DockerClient, reference: str, platform: str) -> str:
     """The digest that the registry has for a tag; asked by the engine, which pulls it.
 
-    platform: what the image is for, where that isn't registry.PLATFORM. Raises EngineError.
+    Raises EngineError where it has none for the platform, too.
     """
     try:
         with answer_within(client, ASK_WITHIN):
             return str(client.api.inspect_distribution(reference)["Descriptor"]["digest"])
     except engine_errors() as error:
         try:
-            return registry.resolve(reference, *platform).digest  # an engine needn't be able to ask
+            return registry.resolve(reference, platform).digest  # an engine needn't be able to ask
         except EngineError:
             raise describe_pull_failure(reference, error) from error
 
