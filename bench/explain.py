@@ -25,7 +25,7 @@ def figures() -> list[Figure]:
     """Causes, planted where nothing else tells of them, that aren't found; the time a GB takes."""
     chance = random.Random(18)  # noqa: S311
     said_of = _said_of()
-    first = [known for known in failures.table() if not known.follows]
+    first = [known for known in failures.table() if known.kind == "cause"]
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "log")
         path.write_text("".join(_aftermath(chance)), encoding="utf-8")
