@@ -34,8 +34,8 @@ TROUBLE = re.compile(
 )
 """What a line has, or its neighbour, that is looked at for known failures."""
 
-HEAD_PIECES = 8
-"""The pieces in which a run says what it is."""
+HEAD = 1 << 20
+"""Bytes in which a run says what it is."""
 
 ABOUT = {
     "container": rb"NVIDIA Release (\d\d\.\d\d)",
@@ -68,7 +68,7 @@ class LogReader:
     def windows(self) -> Iterator[tuple[list[Words], list[Words]]]:
         """The lines of kinds not seen before that tell of trouble, and those kept before them."""
         seen, before, first = set[int](), list[Words](), 1
-        for number, piece in enumerate(_pieces(self._log)):
+        for piece in _pieces(self._log):
             kinds = piece.translate(None, DIGITS).split(b"\n")
             new = {kind for kind in set(kinds) if hash(kind) not in seen}
             seen = set() if len(seen) > MOST_SEEN else seen
@@ -76,14 +76,18 @@ class LogReader:
             if new and (kept := _kept(piece, kinds, new, first)):
                 yield before, kept
                 before = kept[-CONTEXT:]
-            self._look(piece, number)
+            self._look(piece, first)
             first += len(kinds)
 
-    def _look(self, piece: bytes, number: int) -> None:
-        if number < HEAD_PIECES:
-            for name, pattern in PATTERNS.items():
-                if name not in self.about and (match := pattern.search(piece)):
-                    self.about[name] = match[1].decode(errors="replace").strip()
+    def _look(self, piece: bytes, first: int) -> None:
+        """Note what the log's head says of the run, and the last iteration so far."""
+        if first == 1:
+            found = {name: pattern.search(piece, 0, HEAD) for name, pattern in PATTERNS.items()}
+            self.about = {
+                name: match[1].decode(errors="replace").strip()
+                for name, match in found.items()
+                if match
+            }
         for match in ITERATION.finditer(piece, max(0, len(piece) - FAR)):
             self.about["last iteration"] = match[1].decode()
 
