@@ -55,7 +55,8 @@ class Failure:
     writes it. since: the first release that writes one of its texts, as its sources tell; `any`
     where all do that the matrix has. says: regular expressions (MULTILINE) of lines without their
     prefixes; one is in its output. who: whose words they are (loglines.SPEAKERS), "" for anybody's.
-    kind: one of KINDS. prevented: what keeps it from happening, or tells of it before the start.
+    kind: one of KINDS. raised: an expression of where Megatron raises what is else unknown
+    (refusals.py). prevented: what keeps it from happening, or tells of it before the start.
     cause: the end that alone tells it, where nothing was written (EndCause). sets: KEY=VALUE that
     `resume` has to set, so that it does not fail so again.
     """
@@ -68,6 +69,7 @@ class Failure:
     family: str
     who: str = ""
     kind: str = KINDS[0]
+    raised: str = ""
     prevented: str = ""
     cause: str = ""
     sets: str = ""
@@ -188,6 +190,7 @@ def explain(log: Iterable[bytes], cause: EndCause = EndCause.ITSELF) -> Explanat
     for before, kept in reader.windows():
         _find(by_source(before + kept), signs)
         _suspect(by_source(kept), raised, loud)
+    _place(list(raised.values()), signs)
     suspects = [*raised.values(), *loud.values()][:SUSPECTS]
     ordered, unknown = _ordered(list(signs.values()), list(raised.values()))
     return Explanation(
@@ -213,6 +216,16 @@ def _find(lines: list[Words], signs: dict[str, FailureSign]) -> None:
             if not known.who or lines[last].speaker in known.who:
                 said = _located(lines, last)
                 signs[known.name] = FailureSign(known, said, lines[first].number, known.kind)
+                break
+
+
+def _place(raised: list[LogLine], signs: dict[str, FailureSign]) -> None:
+    """Add the failures that the place tells of at which Megatron raises an unknown message."""
+    told = [sign.said.line for sign in signs.values() if sign.said]
+    for known in table():
+        for said in raised if known.raised and known.name not in signs else ():
+            if said.line not in told and re.match(known.raised, said.raised_by):
+                signs[known.name] = FailureSign(known, said, said.line, known.kind)
                 break
 
 
