@@ -39,9 +39,9 @@ def message(node: ast.expr | None) -> str:
         return message(node.left) + message(node.right)
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod):
         return FILLED.sub(HOLE, message(node.left))
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-        if node.func.attr == "format":
-            return FILLED.sub(HOLE, message(node.func.value))
+    called = node.func if isinstance(node, ast.Call) else None
+    if isinstance(called, ast.Attribute) and called.attr == "format":
+        return FILLED.sub(HOLE, message(called.value))
     return HOLE if node is not None else ""
 
 
@@ -64,9 +64,7 @@ def refusals(
     """Function, message and options of what is raised under a node; `tests` lead to it."""
     for child in ast.iter_child_nodes(node):
         inner, led = name, tests
-        if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef) or isinstance(
-            child, ast.ClassDef
-        ):
+        if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             inner = child.name
         elif isinstance(child, ast.If):
             led = (*tests, child.test)
