@@ -17,7 +17,8 @@ from a file, a run or standard input; `--json` is for programs. It is made of
 `launcher/runs/records/known/` by `python3 -m tools.failures`.
 
 Of several in a log, the first reason is the cause. A line marked with * is one only where no reason
-is in the log: ranks write it as well when another one has failed.
+is in the log: ranks write it as well when another one has failed. What is in italics keeps it from
+a run of the launcher, or tells of it before the start.
 """
 
 
@@ -30,7 +31,8 @@ def page() -> str:
 
 def _row(known: Failure) -> str:
     since = "" if known.since == "any" else f" ({known.since})"
-    return f"- **{known.name}**{'*' * known.follows}{since}: {known.cure}\n"
+    before = f" (*{known.prevented}*)" if known.prevented else ""
+    return f"- **{known.name}**{'*' * known.follows}{since}: {known.cure}{before}\n"
 
 
 if __name__ == "__main__":

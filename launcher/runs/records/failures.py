@@ -31,6 +31,9 @@ request: somebody asked for the end; where something failed before, it is a repo
 write it as well when another, or another node, has failed. summary: only that something has.
 """
 
+AFTERWARDS = KINDS[2:]
+"""What may be what another failure has led to."""
+
 SUSPECTS = 10
 RAISED = re.compile(
     r"(?:^|[\s:])(?:[A-Za-z_]\w*\.)*(?:[A-Z]\w*(?:Error|Exception)\b(?!\()|Exception(?=: ))"
@@ -77,7 +80,7 @@ class Failure:
     @property
     def follows(self) -> bool:
         """Whether it may be what another failure has led to."""
-        return self.kind in ("report", "summary")
+        return self.kind in AFTERWARDS
 
 
 @dataclass(frozen=True)
@@ -265,7 +268,7 @@ def _ordered(signs: list[FailureSign], raised: list[LogLine]) -> tuple[list[Fail
     found = sorted(
         apart, key=lambda sign: (KINDS.index(sign.kind), sign.said.line if sign.said else 0)
     )
-    if not found or not found[0].failure.follows or found[0].said is None:
+    if not found or found[0].kind not in AFTERWARDS or found[0].said is None:
         return found, False
     begin = min(sign.first for sign in found)
     return found, any(said.line < begin and not _is_known(said) for said in raised)
@@ -285,10 +288,6 @@ def _explains(other: FailureSign, sign: FailureSign) -> bool:
         return False
     inside = other.first <= sign.first and sign.said.line <= other.said.line
     return inside and _extent(other) > _extent(sign)
-
-
-def _last(sign: FailureSign) -> int:
-    return sign.said.line if sign.said else 0
 
 
 def _extent(sign: FailureSign) -> int:
