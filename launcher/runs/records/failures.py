@@ -262,7 +262,11 @@ def _located(lines: list[Words], index: int) -> LogLine:
 
 
 def _ordered(signs: list[FailureSign], raised: list[LogLine]) -> tuple[list[FailureSign], bool]:
-    """The signs, the first cause first; and whether an unknown failure came before all of them."""
+    """The signs, the first cause first; and whether an unknown failure outranks them.
+
+    That is one before all of them, or of a rank that wrote none, where all are others' reports:
+    the output of several nodes isn't in the order in which it was written.
+    """
     signs = [_ranked(sign, signs, raised) for sign in signs]
     apart = [sign for sign in signs if not any(_explains(other, sign) for other in signs)]
     found = sorted(
@@ -270,8 +274,14 @@ def _ordered(signs: list[FailureSign], raised: list[LogLine]) -> tuple[list[Fail
     )
     if not found or found[0].kind not in AFTERWARDS or found[0].said is None:
         return found, False
-    begin = min(sign.first for sign in found)
-    return found, any(said.line < begin and not _is_known(said) for said in raised)
+    begin, ranks = (
+        min(sign.first for sign in found),
+        {sign.said.rank for sign in found if sign.said},
+    )
+    return found, any(
+        (said.line < begin or (said.rank and said.rank not in ranks)) and not _is_known(said)
+        for said in raised
+    )
 
 
 def _ranked(sign: FailureSign, signs: list[FailureSign], raised: list[LogLine]) -> FailureSign:

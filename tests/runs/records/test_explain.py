@@ -82,6 +82,15 @@ def test_what_others_report_of_an_unknown_failure_is_no_cause() -> None:
     assert f"  {GONE} (line 2, rank 0)" in found.lines
 
 
+def test_the_first_failure_of_a_rank_outranks_what_others_said_before_it() -> None:
+    """Nodes' outputs come late: the rank that failed first was heard after the others."""
+    log = "node-0 | [rank0]: RuntimeError: Connection closed by peer\n"
+    late = "node-1 | [rank9]: FrobnicateError: upside down\n"
+    assert first(log) == GONE
+    assert first(log + late) == ""
+    assert first(log + late.replace("rank9", "rank0")) == GONE
+
+
 def test_of_chained_exceptions_the_first_is_suspected() -> None:
     """The last is what a handler made of it."""
     log = [
