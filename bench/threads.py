@@ -47,7 +47,7 @@ def fetch(folder: Path, threads: list[str]) -> None:
             continue
         at = f"https://api.github.com/repos/{thread.replace('#', '/issues/')}"
         headers = {"Authorization": f"Bearer {token}"} if token else {}
-        request = urllib.request.Request(at, headers=headers)  # noqa: S310
+        request = urllib.request.Request(at, headers=headers)
         try:
             with urllib.request.urlopen(request) as answer:  # noqa: S310
                 path.write_text(json.load(answer)["body"] or "", encoding="utf-8")
@@ -76,7 +76,7 @@ def measured(folder: Path, known: dict[str, Any]) -> dict[str, Counter[str]]:
 
 
 def main() -> int:
-    """Print the shares; 1 where less than 60 % of the held-out third is right, or over 2 % wrong."""
+    """Print the shares; 1 where the held-out third has under 60 % right or over 2 % wrong."""
     parser = argparse.ArgumentParser(prog="python -m bench.threads")
     parser.add_argument("folder", type=Path)
     parser.add_argument("--fetch", action="store_true", help="get the texts that aren't there")
