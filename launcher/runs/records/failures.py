@@ -45,6 +45,11 @@ CHAINED = re.compile(r"During handling of the above exc|the direct cause of the 
 ECHO = re.compile(r"ChildFailedError|^ {4}|^\s*(?:raise|except) |\bfailed \(exitcode: 1\)")
 """What says only that something failed elsewhere, and code."""
 
+FAR = re.compile(
+    r"NCCL|\bc10d\b|TCPStore|[Gg]loo\b|[Rr]endezvous|\bDist\w+Error|[Cc]onnection |[Ss]ocket"
+)
+"""In an exception: it may be of another's failure, whichever its row."""
+
 FRAME = re.compile(r'File "\S*?(megatron/\S+)\.py", line \d+, in (\w+)')
 COMMAND = re.compile(r"`([^`]+)`")
 """A command in a cure."""
@@ -306,4 +311,4 @@ def _extent(sign: FailureSign) -> int:
 
 
 def _is_known(said: LogLine) -> bool:
-    return any(pattern.search(said.text) for _, pattern in _patterns())
+    return bool(FAR.search(said.text)) or any(p.search(said.text) for _, p in _patterns())
