@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from launcher.runs.records.loglines import Words, parse
 
 LONGEST_LINE = 1 << 16
-PIECE = 1 << 22
+PIECE = 1 << 21
 """Bytes of a log that are looked at together."""
 
 CONTEXT = 64
