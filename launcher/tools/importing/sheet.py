@@ -19,10 +19,11 @@ from launcher.runs.plan.mounts import Host
 from launcher.runs.plan.plan import Stamp, make_plan
 from launcher.runs.plan.program import fewest
 from launcher.runs.plan.resolved import resolve
-from launcher.runs.runfile.config import RunConfig
+from launcher.runs.runfile.clusters import Slurm
+from launcher.runs.runfile.config import Resources, RunConfig
 from launcher.runs.runfile.source import Origin
 from launcher.runs.runfile.values import parse_gpus
-from launcher.tools.importing.shell import Unfollowed
+from launcher.tools.importing.recording import Unfollowed
 
 NUMBER = re.compile(r"(?=.{1,18}$)[+-]?(?!0\d)(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 ORDER = ("name", "image", "program", "gpus", "nodes", "max_restarts")
@@ -36,6 +37,7 @@ class Sheet:
     megatron: dict[str, str] = field(default_factory=dict)
     env: dict[str, str] = field(default_factory=dict)
     slurm: dict[str, str] = field(default_factory=dict)
+    resources: dict[str, str] = field(default_factory=dict)
     mounts: list[str] = field(default_factory=list)
     told: list[Unfollowed] = field(default_factory=list)
 
@@ -66,6 +68,7 @@ class Sheet:
                 lines = [f"  {key.partition('.')[2]}: {value}" for key, value in own.items()]
                 blocks.append([f"{section}:", *lines])
         titled = {"slurm": self.slurm, "megatron_args": self.megatron, "env": self.env}
+        titled["resources"] = self.resources
         for title, values in titled.items():
             if values:
                 lines = [f"  {yaml_text(key)}: {value}" for key, value in values.items()]
@@ -107,6 +110,16 @@ def _same(value: Any, texts: list[str], *, exact: bool) -> bool:
 def _fits(section: str, key: str, value: object) -> bool:
     try:
         arguments.SECTIONS[section].model_validate({key: value})
+    except ValidationError:
+        return False
+    return True
+
+
+def fits(section: str, values: dict[str, object]) -> bool:
+    """Whether a section that is no program's takes the values."""
+    model = {"slurm": Slurm, "resources": Resources}[section]
+    try:
+        model.model_validate(values)
     except ValidationError:
         return False
     return True

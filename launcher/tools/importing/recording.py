@@ -1,0 +1,438 @@
+"""What a script starts, by letting bash run it with stand-ins: each command with its words."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+from launcher.base.errors import UsageError
+from launcher.tools.importing import placeholders
+from launcher.tools.importing.placeholders import (
+    NUMBERS,
+    Template,
+    names_in,
+    readable,
+    shown,
+    token,
+)
+from launcher.tools.importing.sandbox import Outcome, ScriptCall
+
+HOME = "/home/@home@"
+MOST_RUNS = 12
+MOST_NAMES = 16
+PER_JOB = (
+    "SLURM_JOB_ID SLURM_JOBID SLURM_JOB_NAME SLURM_JOB_USER SLURM_SUBMIT_DIR SLURM_ARRAY_TASK_ID "
+    "SLURM_JOB_PARTITION SLURM_JOB_ACCOUNT PBS_JOBID PBS_O_WORKDIR PBS_JOBNAME LSB_JOBID JOB_ID"
+).split()
+NODE_LISTS = ("SLURM_JOB_NODELIST", "SLURM_NODELIST")
+DATES = ("2001-01-02 03:04:05", "2031-12-30 23:58:59")
+RANKS = dict.fromkeys(
+    "SLURM_PROCID SLURM_NODEID SLURM_LOCALID OMPI_COMM_WORLD_RANK OMPI_COMM_WORLD_LOCAL_RANK "
+    "PMI_RANK PMIX_RANK".split(),
+    "0",
+)
+
+
+@dataclass(frozen=True)
+class Word:
+    """One argument of a command; `unknown` says what it depends on, "" where it is known."""
+
+    text: str
+    line: int
+    unknown: str = ""
+
+
+@dataclass(frozen=True)
+class Unfollowed:
+    """Something of the script that isn't in the run file, and why."""
+
+    line: int
+    what: str
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command that a stand-in wrote down; `parent` is the number of the one it stands in."""
+
+    words: tuple[Word, ...]
+    env: Mapping[str, Word]
+    cwd: str
+    line: int
+    parent: int
+
+    @property
+    def name(self) -> str:
+        """The program's name, without its folder."""
+        return self.words[0].text.rpartition("/")[2]
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What a script is answered where it asks for its machine; no GPUs where that isn't known."""
+
+    nodes: int = 1
+    gpus: int = 0
+    batch: bool = False
+    variables: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Recording:
+    """A script's commands in order, and what else is to be said of it."""
+
+    commands: tuple[Command, ...]
+    told: tuple[Unfollowed, ...] = ()
+
+
+class Sandbox(Protocol):
+    """Where a script is run."""
+
+    def run(self, call: ScriptCall, env: Mapping[str, str]) -> Outcome:
+        """The outcome of the call."""
+
+
+@dataclass(frozen=True)
+class World:
+    """One run of a script: its number, what it is answered, and how far it goes."""
+
+    number: int
+    numeric: frozenset[str] = frozenset()
+    programs: frozenset[str] = frozenset()
+    beyond: bool = False
+    only: str = ""
+
+
+@dataclass
+class _Run:
+    """What one run gave."""
+
+    commands: list[Command]
+    trace: list[tuple[int, str]]
+    stderr: str
+    stopped: str
+
+
+class Recorder:
+    """Runs one script, as often as it needs to know what depends on what."""
+
+    def __init__(
+        self, call: ScriptCall, machine: Machine, given: Mapping[str, str], sandbox: Sandbox
+    ) -> None:
+        self.call, self.machine, self.given, self.sandbox = call, machine, dict(given), sandbox
+        self.template: Template = placeholders.filled(call.text.replace("\r\n", "\n"))
+        needed, self.tested = placeholders.unset_variables(call.text)
+        known = {*machine.variables, *given}
+        known |= {*PER_JOB, *RANKS, *NODE_LISTS, "PBS_NODEFILE"} if machine.batch else set()
+        self.names = [name for name in needed if name not in known]
+        self.tested = [name for name in self.tested if name not in known]
+        self.told: list[Unfollowed] = []
+
+    def record(self) -> Recording:
+        """The recording. Raises UsageError where the script had to be stopped before a start."""
+        world, run = self._first(World(1))
+        if not _starts(run) and not run.stopped:
+            further, beyond = self._first(replace(world, beyond=True))
+            if _starts(beyond):
+                world, run = further, beyond
+                self._tell_exits(run)
+        if run.stopped and not run.commands:
+            raise UsageError(f"{self.call.path}: {run.stopped}, and nothing was started before")
+        if run.stopped:
+            self.told.append(Unfollowed(run.commands[-1].line, f"{run.stopped}: stopped there"))
+        other = self._run(replace(world, number=2))
+        self._tell_decisions(run, other)
+        self._tell_files(run)
+        commands = self._compared(run, other, world)
+        return Recording(tuple(commands), tuple(dict.fromkeys(self.told)))
+
+    def _first(self, world: World) -> tuple[World, _Run]:
+        """A run in which values are numbers where they must be, and programs are there."""
+        for _ in range(MOST_RUNS):
+            run = self._run(world)
+            numeric = placeholders.to_numbers(run.stderr, run.trace) - world.numeric
+            programs = _missing_programs(run) - world.programs
+            if run.stopped or not (numeric or programs):
+                break
+            world = replace(
+                world, numeric=world.numeric | numeric, programs=world.programs | programs
+            )
+        return world, run
+
+    def _run(self, world: World) -> _Run:
+        text = self.template.text
+        if world.number == 2:
+            text = re.sub(r"/@1@/(FILL\d+)@1@", r"/@2@/\1@2@", text)
+        # A trace goes on, and where it is read beyond its end, no failure ends it.
+        text = re.sub(r"(?m)^(\s*set [+-])([a-zA-Z]*x[a-zA-Z]*)", _without("x"), text)
+        if world.beyond:
+            text = re.sub(r"(?m)^(\s*set -)([a-zA-Z]*e[a-zA-Z]*)", _without("e"), text)
+        arguments = self.call.arguments
+        if not arguments:
+            count = placeholders.count_arguments(self.template.text)
+            arguments = tuple(
+                "" if placeholders.has_default(text, number) else self._value(f"ARG{number}", world)
+                for number in range(1, count + 1)
+            )
+        outcome = self.sandbox.run(
+            replace(self.call, text=text, arguments=arguments), self._environment(world)
+        )
+        return self._read(outcome, world)
+
+    def _value(self, name: str, world: World) -> str:
+        number = world.number if world.only in ("", name) else 1
+        if name in world.numeric:
+            return NUMBERS[number - 1]
+        return token(name, number)
+
+    def _environment(self, world: World) -> dict[str, str]:
+        def second(name: str) -> bool:
+            return world.number == 2 and world.only in ("", name)
+
+        machine = self.machine
+        gpus = machine.gpus or (4 if second("GPUS") else 8)
+        answers = {
+            "HOME": HOME,
+            "USER": self._value("USER", world),
+            "LOGNAME": self._value("USER", world),
+            "LANG": "C.UTF-8",
+            "STANDIN_PROGRAMS": " ".join(sorted(world.programs)),
+            "STANDIN_WORLD": "2" if second("") else "1",
+            "STANDIN_NUMBERS": " ".join(sorted(world.numeric)),
+            "STANDIN_NUMBER": NUMBERS[second("OUT")],
+            "STANDIN_NODES": str(machine.nodes),
+            "STANDIN_GPUS": str(gpus),
+            "STANDIN_HOST": "host" if second("HOST") else "node",
+            "STANDIN_DATE": DATES[second("DATE")],
+            "STANDIN_BEYOND": "1" if world.beyond else "",
+        }
+        jobs = dict[str, str]()
+        if machine.batch:
+            jobs = {name: self._value(name, world) for name in PER_JOB} | RANKS
+            jobs |= {
+                name: str(4242421 + second(name)) for name in jobs if re.search("JOB_?ID", name)
+            }
+            jobs |= dict.fromkeys(NODE_LISTS, f"{answers['STANDIN_HOST']}-[0-{machine.nodes - 1}]")
+            jobs["PBS_NODEFILE"] = "/run/records/nodes"
+        names = {name: self._value(name, world) for name in self.names}
+        return {**answers, **jobs, **machine.variables, **names, **self.given}
+
+    def _read(self, outcome: Outcome, world: World) -> _Run:
+        sent = self._environment(world)
+        commands = []
+        for number in sorted(int(name) for name in outcome.files if name.isdigit()):
+            command = _command(outcome.files[str(number)], sent)
+            if command:
+                commands.append(command)
+        trace = _trace(outcome.files.get("trace", b"").decode(errors="replace"))
+        stderr = outcome.files.get("stderr", b"").decode(errors="replace")
+        return _Run(commands, trace, stderr, outcome.stopped)
+
+    # What depends on what
+
+    def _compared(self, run: _Run, other: _Run, world: World) -> list[Command]:
+        """The run's commands, each word marked that depends on what isn't known."""
+        if len(run.commands) != len(other.commands):
+            self.told.append(Unfollowed(0, "how many commands it runs depends on what isn't given"))
+        causes = dict[str, _Run]()
+        found = []
+        for number, command in enumerate(run.commands):
+            twin = other.commands[number] if number < len(other.commands) else None
+            words = list(command.words)
+            differing = _differing(words, list(twin.words) if twin else [])
+            unclear = [at for at in differing if not names_in(words[at].text)]
+            if unclear and not causes:
+                names = ["GPUS", "DATE", "HOST", *self.names, *world.numeric, *PER_JOB, "OUT"][
+                    :MOST_NAMES
+                ]
+                causes = {
+                    n: self._run(replace(world, number=2, only=n)) for n in dict.fromkeys(names)
+                }
+            for at in range(len(words)):
+                if at in differing or placeholders.PART.search(words[at].text):
+                    reason = self._reason(words[at].text, number, at, words, causes)
+                    text = readable(words[at].text, self.template.labels)
+                    words[at] = Word(text, words[at].line, reason)
+                words[at] = replace(words[at], text=self._path(words[at].text))
+                words[at] = replace(words[at], line=self._line(words, at, command.line))
+            env = self._marked_env(command, twin)
+            found.append(replace(command, words=tuple(words), env=env, cwd=self._path(command.cwd)))
+        return found
+
+    def _reason(
+        self, text: str, number: int, at: int, words: list[Word], causes: Mapping[str, _Run]
+    ) -> str:
+        """What a word depends on."""
+        names = names_in(text)
+        if not names:
+            for name, run in causes.items():
+                twin = run.commands[number].words if number < len(run.commands) else ()
+                if at in _differing(words, list(twin)):
+                    names.append(name)
+        labels = [shown(name, self.template.labels) for name in names]
+        return ", ".join(labels) or "what isn't the same each time"
+
+    def _marked_env(self, command: Command, twin: Command | None) -> dict[str, Word]:
+        found = {}
+        for name, word in command.env.items():
+            same = twin is not None and name in twin.env and twin.env[name].text == word.text
+            names = [shown(one, self.template.labels) for one in names_in(word.text)]
+            reason = "" if same and not placeholders.PART.search(word.text) else ", ".join(names)
+            reason = reason or ("" if same else "what isn't the same each time")
+            text = self._path(readable(word.text, self.template.labels))
+            found[name] = Word(text, self._named_line(name, command.line), reason)
+        return found
+
+    def _path(self, text: str) -> str:
+        """A text with paths as the launcher takes them: relative ones from where it is started."""
+        text = text.replace(HOME, "~")
+        cwd = str(self.call.cwd)
+        if text == cwd:
+            return "."
+        return re.sub(rf"(?<![\w.-]){re.escape(cwd)}/(?=.)", "./", text) if cwd != "/" else text
+
+    def _line(self, words: list[Word], at: int, line: int) -> int:
+        """The script's line that an option stands on, its values with it."""
+        while at and not words[at].text.startswith("--"):
+            at -= 1
+        return self._named_line(words[at].text.partition("=")[0], line) if at else line
+
+    def _named_line(self, name: str, line: int) -> int:
+        pattern = re.compile(rf"(?<![\w-]){re.escape(name)}(?![\w-])")
+        rows = enumerate(self.call.text.splitlines(), 1)
+        found = [n for n, row in rows if pattern.search(row) and not row.lstrip().startswith("#")]
+        return max((n for n in found if n <= line), default=found[0] if found else line)
+
+    # What is said of a run
+
+    def _tell_exits(self, run: _Run) -> None:
+        for line, text in run.trace:
+            if re.match(r"exit\b", text):
+                self.told.append(
+                    Unfollowed(line, f"{text}: passed over, as nothing was started yet")
+                )
+                return
+        self.told.append(Unfollowed(1, "it ends after a failure here: that is passed over"))
+
+    def _tell_decisions(self, run: _Run, other: _Run) -> None:
+        """Say which tests are decided by what isn't given, or by files that aren't here."""
+        tainted, seen = {*self.names}, set[int]()
+        pairs = difflib.SequenceMatcher(
+            None, [_place(one) for one in run.trace], [_place(one) for one in other.trace], False
+        )
+        twins = {a + i: b + i for a, b, size in pairs.get_matching_blocks() for i in range(size)}
+        for at, (line, text) in enumerate(run.trace):
+            theirs = other.trace[twins[at]][1] if at in twins else text
+            differs = theirs != text or bool(placeholders.PART.search(text))
+            assigned = re.match(r"(?:export |local |declare \S+ )?(\w+)\+?=", text)
+            if assigned and differs:
+                tainted.add(assigned[1])
+            if line in seen:
+                continue
+            row = self._row(line)
+            if re.match(r"case .* in$", text):
+                differs = any(name in tainted for name, *_ in placeholders.READ.findall(text))
+            elif not re.match(r"\[\[? |test |\(\( ", text):
+                continue
+            unset = next((n for n in self.tested if re.search(rf"\b{n}\b", row)), "")
+            missing = re.search(r"-[defrsxL] (/\S+|'/[^']+')", text)
+            if differs:
+                names = [shown(n, self.template.labels) for n in names_in(text)]
+                what = ", ".join(names) or "what isn't given"
+                self.told.append(Unfollowed(line, f"{row[:60]}: decided by {what}"))
+            elif unset:
+                self.told.append(Unfollowed(line, f"{row[:60]}: {unset} is taken as not set"))
+            elif missing and not missing[1].strip("'").startswith(str(self.call.folder)):
+                self.told.append(
+                    Unfollowed(line, f"{row[:60]}: {missing[1]} is taken as not there")
+                )
+            else:
+                continue
+            seen.add(line)
+
+    def _tell_files(self, run: _Run) -> None:
+        """Say which files it reads further lines from that aren't here."""
+        for match in re.finditer(r"line (\d+): (\S+): No such file or directory", run.stderr):
+            row = self._row(int(match[1]))
+            if re.match(r"\s*(source|\.)\s", row):
+                path = readable(match[2], self.template.labels)
+                what = f"{path} isn't here: what it sets isn't known"
+                self.told.append(Unfollowed(int(match[1]), what))
+
+    def _row(self, line: int) -> str:
+        rows = self.call.text.splitlines()
+        return rows[line - 1].strip() if 0 < line <= len(rows) else ""
+
+
+def _without(letter: str):
+    """A replacement that takes a letter out of set's options."""
+
+    def replaced(match: re.Match[str]) -> str:
+        left = match[2].replace(letter, "")
+        return f"{match[1]}{left}" if left else re.sub(r"set .*", ":", match[1])
+
+    return replaced
+
+
+def _place(entry: tuple[int, str]) -> tuple[int, str]:
+    return entry[0], entry[1].split("=", 1)[0].split(" ", 1)[0]
+
+
+def _differing(words: list[Word], others: list[Word]) -> set[int]:
+    """The places of the words that the others don't have alike."""
+    one, two = [word.text for word in words], [word.text for word in others]
+    if len(one) == len(two):
+        return {at for at in range(len(one)) if one[at] != two[at]}
+    blocks = difflib.SequenceMatcher(None, one, two, False).get_matching_blocks()
+    alike = {block.a + i for block in blocks for i in range(block.size)}
+    return set(range(len(one))) - alike
+
+
+def _starts(run: _Run) -> bool:
+    names = ("torchrun", "deepspeed", "accelerate")
+    return any(
+        one.name in names or any(word.text.endswith(".py") for word in one.words)
+        for one in run.commands
+    )
+
+
+def _missing_programs(run: _Run) -> set[str]:
+    """Absolute paths of programs that bash didn't find."""
+    found = set()
+    for path in re.findall(r"(?m)(?:: |^)(/[^\s:]+): No such file or directory", run.stderr):
+        called = re.compile(rf"(exec )?'?{re.escape(path)}'?( |$)")
+        if any(called.match(text) for _, text in run.trace) and not path.startswith("/dev"):
+            found.add(path)
+    return found
+
+
+def _trace(text: str) -> list[tuple[int, str]]:
+    """The traced commands, each with its line."""
+    found = list[tuple[int, str]]()
+    for row in text.split("\n"):
+        match = re.match(r"\++(\d+)\+(.*)", row)
+        if match:
+            found.append((int(match[1]), re.sub(r"^'\['", "[", match[2])))
+        elif found and len(found[-1][1]) < 2000:
+            found[-1] = (found[-1][0], f"{found[-1][1]}\n{row}")
+    return found
+
+
+def _command(data: bytes, sent: Mapping[str, str]) -> Command | None:
+    """A record of a stand-in, None where it is torn."""
+    parts = data.decode(errors="replace").split("\0")
+    try:
+        parent, line, count = int(parts[0]), int(parts[1]), int(parts[3])
+    except (ValueError, IndexError):
+        return None
+    words = tuple(Word(text, line) for text in parts[4 : 4 + count])
+    env = dict(part.partition("=")[::2] for part in parts[4 + count :] if "=" in part)
+    hidden = re.compile(r"STANDIN_|(SHLVL|PWD|OLDPWD|_|BASH_ENV|PATH|HOME)$")
+    exported = {
+        name: Word(value, line)
+        for name, value in env.items()
+        if not hidden.match(name) and sent.get(name) != value
+    }
+    return Command(words, exported, parts[2], line, parent) if len(words) == count else None
