@@ -12,7 +12,7 @@ from launcher.base.errors import UsageError
 from launcher.cli.command import argument, command
 
 if TYPE_CHECKING:
-    from launcher.images.matrix.schema import Matrix
+    from launcher.tools.importing.shell_script import Images
 
 
 @command(
@@ -35,19 +35,14 @@ def import_(args: Namespace) -> int:
     """
     from launcher.base import files
     from launcher.base.yamlfile import read
-    from launcher.images.matrix.load import find_row, load_matrix
     from launcher.tools.importing.from_script import import_script
     from launcher.tools.importing.sandbox import find_sandbox
-    from launcher.tools.importing.shell_script import Images
 
-    matrix = load_matrix()
-    find_row(matrix, args.tag)
     name = str(args.script)
-    bare = {tag for tag, row in matrix.rows.items() if row.source != "git"}
     done = import_script(
         args.script,
         read(args.script, name),
-        Images(_images(matrix), args.tag, bare),
+        images(args.tag),
         find_sandbox(trust=args.trust),
         given=_given(args.values),
         arguments=tuple(args.rest),
@@ -80,15 +75,18 @@ def _given(pairs: list[str]) -> dict[str, str]:
     return found
 
 
-def _images(matrix: Matrix) -> dict[str, tuple[str, ...]]:
-    """The releases that each tag may have, its default first."""
+def images(tag: str) -> Images:
+    """The matrix's images to choose from, of which `tag` is taken where a script names none."""
+    from launcher.images.matrix.load import find_row, load_matrix
     from launcher.images.matrix.schema import misfit
+    from launcher.tools.importing.shell_script import Images
 
-    images = {}
-    for tag, row in matrix.rows.items():
+    matrix, releases = load_matrix(), {}
+    find_row(matrix, tag)
+    for name, row in matrix.rows.items():
         fit = [v for v, release in matrix.releases.items() if misfit(row, v, release) is None]
-        images[tag] = tuple(dict.fromkeys([row.megatron, *fit]))
-    return images
+        releases[name] = tuple(dict.fromkeys([row.megatron, *fit]))
+    return Images(releases, tag, {name for name, row in matrix.rows.items() if row.source != "git"})
 
 
 @command(

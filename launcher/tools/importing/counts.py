@@ -100,6 +100,8 @@ def _set_nodes(
         return
     if several or asked:
         sheet.keys["nodes"] = str(count)
+        what = "start it by --backend slurm, or on each with --master-addr and --node-rank N"
+        sheet.tell((nodes or asked or Word("", 0)).line, f"nodes: {what}")
         return
     address = given.get("master_addr")
     port = _whole(sheet, given.get("master_port"), "nodes.master_port", 29500)

@@ -76,6 +76,21 @@ def unset_variables(text: str) -> tuple[list[str], list[str]]:
     return needed, [name for name in only_tested if name not in optional]
 
 
+def set_in_block(text: str, line: int) -> set[str]:
+    """The variables that are set in the `if` or `case` that begins on a line, or on the line."""
+    depth, rows = 0, text.splitlines()[line - 1 :]
+    for number, row in enumerate(rows):
+        code = re.sub(r"(^|\s)#.*", "", row)
+        depth += len(re.findall(r"(?:^|[;&|]|\bthen|\belse|\bdo)\s*(?:if|case)\b", code))
+        depth += not number and bool(re.match(r"\s*elif\b", code))
+        depth -= len(re.findall(r"(?:^|[;\s])(?:fi|esac)(?=\s|;|$|\))", code))
+        if depth <= 0:
+            rows = rows[: number + 1]
+            break
+    code = _code("\n".join(rows))
+    return {name for match in SET.findall(code) for part in match for name in part.split()}
+
+
 def count_arguments(text: str) -> int:
     """How many arguments the text reads, 0 where it takes options from them."""
     code = _code(text)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -21,6 +21,7 @@ from launcher.tools.importing.placeholders import (
 from launcher.tools.importing.sandbox import Outcome, ScriptCall
 
 HOME = "/home/@home@"
+ASSIGNED = re.compile(r"(?:export |local |declare \S+ )?(\w+)\+?=")
 MOST_RUNS = 12
 MOST_NAMES = 16
 PER_JOB = (
@@ -154,12 +155,37 @@ class Recorder:
             run = self._run(world)
             numeric = placeholders.to_numbers(run.stderr, run.trace) - world.numeric
             programs = _missing_programs(run) - world.programs
-            if run.stopped or not (numeric or programs):
+            undecided = self._undecided(run)
+            if run.stopped or not (numeric or programs or undecided):
                 break
+            self.names += undecided
             world = replace(
                 world, numeric=world.numeric | numeric, programs=world.programs | programs
             )
         return world, run
+
+    def _undecided(self, run: _Run) -> list[str]:
+        """Variables that are set in what was passed over by a test of what isn't known, alone."""
+        text = self.template.text
+        assigned = {match[1] for _, row in run.trace if (match := ASSIGNED.match(row))}
+        found = dict[str, str]()
+        tainted = {*self.names}
+        for line, row in run.trace:
+            match = ASSIGNED.match(row)
+            if match and (names_in(row) or match[1] in tainted):
+                tainted.add(match[1])
+            if not re.match(r"\[\[? |test |\(\( |case ", row):
+                continue
+            source = self._row(line)
+            asked = {m[1] or m[2] for m in placeholders.READ.finditer(source)} & tainted
+            arguments = {shown(one, {}) for one in names_in(row)} or asked
+            if not arguments:
+                continue
+            for name in placeholders.set_in_block(text, line) - assigned - {*self.names, *found}:
+                found[name] = ", ".join(sorted(arguments))
+        labels = {n: f"{n}, which {by} decides" for n, by in found.items()}
+        self.template = replace(self.template, labels={**self.template.labels, **labels})
+        return [name for name in found if name not in self.given]
 
     def _run(self, world: World) -> _Run:
         text = self.template.text
@@ -212,7 +238,9 @@ class Recorder:
         if machine.batch:
             jobs = {name: self._value(name, world) for name in PER_JOB} | RANKS
             jobs |= {
-                name: str(4242421 + second(name)) for name in jobs if re.search("JOB_?ID", name)
+                name: str(4242421 + second("SLURM_JOB_ID"))
+                for name in jobs
+                if re.search("JOB_?ID", name)
             }
             jobs |= dict.fromkeys(NODE_LISTS, f"{answers['STANDIN_HOST']}-[0-{machine.nodes - 1}]")
             jobs["PBS_NODEFILE"] = "/run/records/nodes"
@@ -235,44 +263,49 @@ class Recorder:
     def _compared(self, run: _Run, other: _Run, world: World) -> list[Command]:
         """The run's commands, each word marked that depends on what isn't known."""
         if len(run.commands) != len(other.commands):
-            self.told.append(Unfollowed(0, "how many commands it runs depends on what isn't given"))
-        causes = dict[str, _Run]()
+            self.told.append(Unfollowed(1, "how many commands it runs depends on what isn't given"))
+        twins = _twins(run.commands, other.commands)
+        differing = [
+            _differing(one.words, twin.words if twin else ())
+            for one, twin in zip(run.commands, twins, strict=True)
+        ]
+        causes = self._causes(run, world, differing)
         found = []
-        for number, command in enumerate(run.commands):
-            twin = other.commands[number] if number < len(other.commands) else None
+        for number, (command, twin) in enumerate(zip(run.commands, twins, strict=True)):
             words = list(command.words)
-            differing = _differing(words, list(twin.words) if twin else [])
-            unclear = [at for at in differing if not names_in(words[at].text)]
-            if unclear and not causes:
-                names = ["GPUS", "DATE", "HOST", *self.names, *world.numeric, *PER_JOB, "OUT"][
-                    :MOST_NAMES
-                ]
-                causes = {
-                    n: self._run(replace(world, number=2, only=n)) for n in dict.fromkeys(names)
-                }
-            for at in range(len(words)):
-                if at in differing or placeholders.PART.search(words[at].text):
-                    reason = self._reason(words[at].text, number, at, words, causes)
-                    text = readable(words[at].text, self.template.labels)
-                    words[at] = Word(text, words[at].line, reason)
-                words[at] = replace(words[at], text=self._path(words[at].text))
-                words[at] = replace(words[at], line=self._line(words, at, command.line))
+            for at, word in enumerate(words):
+                reason, text = "", word.text
+                if at in differing[number] or placeholders.PART.search(text):
+                    names = names_in(text) or causes.get((number, at), [])
+                    labels = [shown(name, self.template.labels) for name in names]
+                    reason = ", ".join(labels) or "what isn't the same each time"
+                    text = readable(text, self.template.labels)
+                words[at] = Word(self._path(text), self._line(words, at, command.line), reason)
             env = self._marked_env(command, twin)
             found.append(replace(command, words=tuple(words), env=env, cwd=self._path(command.cwd)))
         return found
 
-    def _reason(
-        self, text: str, number: int, at: int, words: list[Word], causes: Mapping[str, _Run]
-    ) -> str:
-        """What a word depends on."""
-        names = names_in(text)
-        if not names:
-            for name, run in causes.items():
-                twin = run.commands[number].words if number < len(run.commands) else ()
-                if at in _differing(words, list(twin)):
-                    names.append(name)
-        labels = [shown(name, self.template.labels) for name in names]
-        return ", ".join(labels) or "what isn't the same each time"
+    def _causes(
+        self, run: _Run, world: World, differing: Sequence[set[int]]
+    ) -> dict[tuple[int, int], list[str]]:
+        """What each word depends on that differs and shows no name: one value is another, each."""
+        open_ = {
+            (number, at)
+            for number, places in enumerate(differing)
+            for at in places
+            if not names_in(run.commands[number].words[at].text)
+        }
+        causes = dict[tuple[int, int], list[str]]()
+        names = ["SLURM_JOB_ID", "DATE", "GPUS", "HOST", *world.numeric, *self.names, "OUT"]
+        for name in list(dict.fromkeys(names))[:MOST_NAMES]:
+            if not open_ - {*causes}:
+                break
+            twins = _twins(run.commands, self._run(replace(world, number=2, only=name)).commands)
+            for number, at in open_:
+                command, twin = run.commands[number], twins[number]
+                if at in _differing(command.words, twin.words if twin else ()):
+                    causes.setdefault((number, at), []).append(name)
+        return causes
 
     def _marked_env(self, command: Command, twin: Command | None) -> dict[str, Word]:
         found = {}
@@ -287,7 +320,7 @@ class Recorder:
 
     def _path(self, text: str) -> str:
         """A text with paths as the launcher takes them: relative ones from where it is started."""
-        text = text.replace(HOME, "~")
+        text = text.replace(HOME, "~").replace("/run/beside", str(self.call.folder))
         cwd = str(self.call.cwd)
         if text == cwd:
             return "."
@@ -326,7 +359,7 @@ class Recorder:
         for at, (line, text) in enumerate(run.trace):
             theirs = other.trace[twins[at]][1] if at in twins else text
             differs = theirs != text or bool(placeholders.PART.search(text))
-            assigned = re.match(r"(?:export |local |declare \S+ )?(\w+)\+?=", text)
+            assigned = ASSIGNED.match(text)
             if assigned and differs:
                 tainted.add(assigned[1])
             if line in seen:
@@ -380,7 +413,19 @@ def _place(entry: tuple[int, str]) -> tuple[int, str]:
     return entry[0], entry[1].split("=", 1)[0].split(" ", 1)[0]
 
 
-def _differing(words: list[Word], others: list[Word]) -> set[int]:
+def _twins(commands: Sequence[Command], others: Sequence[Command]) -> list[Command | None]:
+    """For each command the likest one of another run that stands on the same line."""
+    left, found = list(others), list[Command | None]()
+    for command in commands:
+        fit = [one for one in left if (one.line, one.name) == (command.line, command.name)]
+        best = min(fit, key=lambda one: len(_differing(command.words, one.words)), default=None)
+        found.append(best)
+        if best:
+            left.remove(best)
+    return found
+
+
+def _differing(words: Sequence[Word], others: Sequence[Word]) -> set[int]:
     """The places of the words that the others don't have alike."""
     one, two = [word.text for word in words], [word.text for word in others]
     if len(one) == len(two):

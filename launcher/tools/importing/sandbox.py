@@ -83,8 +83,8 @@ class Bubblewrap:
         """The outcome of the call; nothing outside the sandbox is changed."""
         with _open_text(call.text) as text:
             folder, path = str(call.folder), str(call.path)
-            seen = ["--ro-bind", folder, folder] if folder != "/" else []
-            argv = [*self._walls(), *seen, "--ro-bind-data", str(text), path]
+            argv = [*self._walls(), "--ro-bind", folder, "/run/beside"]
+            argv += ["--ro-bind-data", str(text), f"{INSIDE}/script"]
             argv += ["--ro-bind", str(STANDIN / "driver"), f"{INSIDE}/driver"]
             argv += ["--ro-bind", str(STANDIN / "standin"), f"{INSIDE}/standin"]
             argv += ["--ro-bind", str(STANDIN / "prelude.sh"), f"{INSIDE}/prelude.sh"]
@@ -93,6 +93,7 @@ class Bubblewrap:
             argv += [f"{INSIDE}/driver", str(SECONDS), str(call.cwd), path, *call.arguments]
             places = {
                 "STANDIN_FOLDER": INSIDE,
+                "STANDIN_BESIDE": folder,
                 "STANDIN_RECORDS": "/run/records",
                 "PATH": "/usr/local/bin:/usr/bin:/bin",
             }

@@ -142,6 +142,9 @@ def wrong(text: str, images: Mapping[str, tuple[str, ...]], bare: Collection[str
     name = "the run file"
     root = yamlfile.tree(text, name)
     config = yamlfile.validate(root, RunConfig, name)
+    if config.nodes.count > 1 and not config.nodes.master_addr:  # Slurm, or the command line
+        nodes = config.nodes.model_copy(update={"master_addr": "first-node"})
+        config = config.model_copy(update={"nodes": nodes})
     release = config.image.megatron or images[config.image.tag or ""][0]
     origin = Origin(name, yamlfile.lines(root), {})
     gpus = parse_gpus(config.gpus)

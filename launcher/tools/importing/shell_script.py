@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import yaml
 
-from launcher.agent.series import series_of
+from launcher.agent.series import removed, series_of
 from launcher.base.errors import UsageError
 from launcher.base.yamlfile import printable
 from launcher.runs.plan import arguments
@@ -19,7 +19,14 @@ from launcher.tools.importing.placeholders import TO_FILL
 from launcher.tools.importing.recording import Recording, Unfollowed, Word
 from launcher.tools.importing.sheet import NUMBER, Sheet, fits, wrong, yaml_text
 from launcher.tools.importing.starters import Around, exported, parse_around
-from launcher.tools.importing.starts import Start, as_options, choose, differences, find_starts
+from launcher.tools.importing.starts import (
+    Start,
+    as_options,
+    choose,
+    differences,
+    find_starts,
+    starting,
+)
 
 NGC = re.compile(r"nvcr\.io[/#]nvidia/pytorch:(\d\d\.\d\d)-py3")
 OURS = {"--distributed-backend": "nccl", "--local-rank": None, "--local_rank": None}
@@ -141,15 +148,15 @@ def _hint(recording: Recording) -> str:
 
 def _tell_others(work: _Import, recording: Recording, starts: list[Start]) -> None:
     """Say what other commands there are: further starts, and what prepares the run."""
-    sheet, mine = work.sheet, [*work.start.around, work.start.command]
+    sheet = work.sheet
     if len(starts) > 1:
         for number, other in enumerate(starts, 1):
             if other is not work.start:
                 what = differences(work.start, other)
                 sheet.tell(other.line, f"start {number} of {len(starts)}, not taken: {what}")
-    inner = {id(one) for start in starts for one in (*start.around, start.command)}
+    inner = {id(one) for one in starting(recording.commands)}
     for command in recording.commands:
-        if id(command) not in inner and command.name not in HARMLESS and command not in mine:
+        if id(command) not in inner and command.name not in HARMLESS:
             text = " ".join(word.text for word in command.words)
             text = printable(text if len(text) <= 60 else f"{text[:60]}…")
             sheet.tell(command.line, f"{text}: not carried over")
@@ -227,6 +234,8 @@ def _set_options(work: _Import) -> None:
             given[name] = (values, line)
     release = _set_image(work, list(given))
     known = arguments.table().options_of(release) if release else None
+    if known is not None:
+        known = known - {*removed(str(release))}
     upstreams_own = sheet.keys["program"] == "pretrain_gpt.py" and known is not None
     foreign = {
         name: given[name][1] for name in given if upstreams_own and name not in (known or ())
@@ -259,7 +268,11 @@ def _tell_foreign(sheet: Sheet, foreign: Mapping[str, int], release: str) -> Non
     whose = next((what for option, what in FORKS.items() if option in foreign), "")
     count = "an option" if len(foreign) == 1 else f"{len(foreign)} options"
     head = f"{whose}: " if whose else ""
-    names = " ".join(foreign)
+    instead = removed(release)
+    names = ", ".join(
+        f"{name} (now {instead[name]})" if instead.get(name, "").startswith("--") else name
+        for name in foreign
+    )
     sheet.tell(min(foreign.values()), f"{head}Megatron {release} doesn't have {count}: {names}")
 
 
@@ -268,7 +281,7 @@ def _set_option(
 ) -> None:
     if name == "--group-query-attention" and "--num-query-groups" in names:
         return  # the key num_query_groups says it too
-    key = arguments.own_keys().get(name, f"megatron_args.{name[2:].replace('-', '_')}")
+    key = arguments.own_keys().get(name, f"megatron_args.{_key(name)}")
     if any(is_secret_option(name, w.text) or has_credential(w.text) for w in values):
         work.sheet.tell(line, f"{name}: a secret isn't written down")
         return
@@ -283,6 +296,12 @@ def _set_option(
             return
     texts = [work.around.outside(w.text) if key in PATHS else w.text for w in values]
     work.sheet.put(key, name, texts, line)
+
+
+def _key(name: str) -> str:
+    """The key of an option under megatron_args, which a program of its own spells with _, or not."""
+    known = name in arguments.table().megatron
+    return name[2:].replace("-", "_") if known or "_" not in name else name
 
 
 def _set_image(work: _Import, names: list[str]) -> str | None:
@@ -360,6 +379,7 @@ def _set_env(work: _Import) -> None:
     """The variables that the script exports, but for those that the launcher sees to."""
     split = {"parallel.tensor_model_parallel_size", "parallel.context_parallel_size"}
     sheet, start = work.sheet, work.start
+    words = {word.text for word in start.command.words}
     for name, word in {**exported(start.command, start.around), **work.around.env}.items():
         if name in OF_THE_RUNNER or not re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII):
             continue
@@ -376,6 +396,8 @@ def _set_env(work: _Import) -> None:
         elif is_secret(name, word.text or None):
             sheet.env[name] = "null"
             sheet.tell(word.line, f"{name}: a secret isn't written down; yours is passed on")
+        elif {*word.text.split()} <= words and " " in word.text:
+            continue  # a part of the command itself
         elif word.unknown or TO_FILL.search(word.text):
             work.lack(Word(word.text, word.line, word.unknown or word.text), f"env.{name}")
         else:

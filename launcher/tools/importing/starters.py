@@ -148,10 +148,8 @@ def parse_around(asked: Around, commands: Sequence[Command]) -> Around:
         elif family == "apptainer" and words and words[0].text in ("exec", "run", "shell"):
             _apptainer(asked, words[1:])
         elif command.name not in ("bash", "sh", "env", "sudo", "exec", "nohup", "time"):
-            text = " ".join(word.text for word in command.words[:3])
-            asked.tell(
-                command.line, f"{printable(text)} …: how it starts the program isn't carried over"
-            )
+            text = printable(" ".join(word.text for word in command.words[:2]))
+            asked.tell(command.line, f"{text} …: how it starts the program isn't carried over")
     return asked
 
 

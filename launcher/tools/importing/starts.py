@@ -55,9 +55,21 @@ def find_starts(commands: Sequence[Command]) -> list[Start]:
         if start:
             around = tuple(_around(commands, command))
             start = replace(start, around=around)
-            words = [start.program, *start.arguments]
-            found.setdefault((start.starter, *[word.text for word in words]), start)
+            words = [word.text for word in (start.program, *start.arguments)]
+            first = found.setdefault((start.starter, *words), start)
+            if _order(start) < _order(first):  # those in the background come in any order
+                found[(start.starter, *words)] = start
     return list(found.values())
+
+
+def _order(start: Start) -> tuple[int, list[str]]:
+    return start.line, [word.text for one in start.around for word in one.words]
+
+
+def starting(commands: Sequence[Command]) -> list[Command]:
+    """The commands that start a program, or that one which does stands in."""
+    found = [command for command in commands if _start_of(command)]
+    return found + [outer for command in found for outer in _around(commands, command)]
 
 
 def choose(starts: Sequence[Start]) -> int:
