@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from launcher.base.errors import UsageError
-from launcher.tools.importing.recording import Machine, Recorder, Sandbox
+from launcher.tools.importing.manifests import SUFFIXES, as_script
+from launcher.tools.importing.recording import Machine, Recorder, Sandbox, Word
 from launcher.tools.importing.sandbox import ScriptCall
 from launcher.tools.importing.shell_script import Images, ImportResult, imported
 from launcher.tools.importing.starters import Around, batch_lines, variables
@@ -40,10 +41,16 @@ def import_script(
         raise UsageError(f"{name}:{line}: a null byte: this is no shell script")
     if len(text) > LONGEST:
         raise UsageError(f"{name}: more than {LONGEST} characters: this is no training script")
-    whole, cwd = path.resolve(), Path.cwd()
+    whole, cwd, given = path.resolve(), Path.cwd(), dict(given or {})
+    if path.suffix in SUFFIXES:
+        manifest = as_script(text, name)
+        text, nodes = manifest.text, nodes or manifest.nodes
+        given = {**manifest.variables, **given}
     asked = batch_lines(text)
+    if nodes:
+        asked.counts["nodes"] = Word(str(nodes), 1)
     call = ScriptCall(text, whole, cwd, _beside(whole), arguments)
-    recording = Recorder(call, machine(text, asked, nodes, gpus), given or {}, sandbox).record()
+    recording = Recorder(call, machine(text, asked, nodes, gpus), given, sandbox).record()
     return imported(
         recording,
         asked,

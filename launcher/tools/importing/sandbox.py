@@ -13,7 +13,7 @@ import tarfile
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -183,11 +183,23 @@ def _bounded(argv: list[str], env: Mapping[str, str], keep: tuple[int, ...] = ()
                 if not part:
                     break
                 got += part
-        os.killpg(process.pid, signal.SIGKILL)
+        _end(process)
     files = _files(bytes(got)) if not stopped else {}
     if files.get("code", b"").strip() in (b"124", b"137"):
         stopped = f"it didn't end in {SECONDS} seconds"
     return Outcome(files, stopped)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End the process and all below it; a sandbox has gone with the first process in it."""
+    for child in _children(process.pid):
+        with suppress(ProcessLookupError):
+            os.kill(child, signal.SIGKILL)
+    try:
+        process.wait(5)
+    except subprocess.TimeoutExpired:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
 
 
 def _over(pid: int, end: float, output: int) -> str:
@@ -208,14 +220,17 @@ def _family(pid: int) -> list[int]:
     """The process and all below it, as far as counts."""
     found = [pid]
     for one in found:
-        try:
-            children = Path(f"/proc/{one}/task/{one}/children").read_text().split()
-        except OSError:
-            continue
-        found += map(int, children)
+        found += _children(one)
         if len(found) > PROCESSES:
             break
     return found
+
+
+def _children(pid: int) -> list[int]:
+    try:
+        return [*map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())]
+    except OSError:
+        return []
 
 
 def _resident(pid: int) -> int:
