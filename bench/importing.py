@@ -1,10 +1,11 @@
 """`launcher import` over a folder of scripts: what comes of each, word for word.
 
-    python3 -m bench import FOLDER [--list]
+    python3 -m bench import FOLDER [--list | --truth N]
 
 FOLDER holds scripts, or is a file with one path a line. A script is complete where its run file
 has the model's sizes, or names what they wait for. A word is lost where the start has an option
-that neither the run file nor a message has.
+that neither the run file nor a message has. With `--truth`, N scripts for which all values are
+given are compared with what plain bash starts, word for word.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from bench import truth
 from launcher.base import yamlfile
 from launcher.base.errors import LauncherError
 from launcher.cli.runfile import images
@@ -23,9 +25,12 @@ from launcher.runs.plan import render
 from launcher.runs.plan.layout import Layout
 from launcher.runs.plan.program import program
 from launcher.runs.runfile.config import RunConfig
-from launcher.tools.importing.from_script import import_script
-from launcher.tools.importing.sandbox import find_sandbox
+from launcher.tools.importing import placeholders
+from launcher.tools.importing.from_script import import_script, machine
+from launcher.tools.importing.recording import Recorder, Word, World
+from launcher.tools.importing.sandbox import ScriptCall, find_sandbox
 from launcher.tools.importing.shell_script import ImportResult
+from launcher.tools.importing.starters import batch_lines
 from launcher.tools.importing.starts import as_options
 
 SUFFIXES = (".sh", ".sbatch", ".slurm", ".pbs", ".job")
@@ -36,6 +41,8 @@ SIZES = ("--num-layers", "--hidden-size")
 def main(arguments: list[str]) -> int:
     """Print what comes of each script with `--list`, and the sums; 1 where a goal is missed."""
     paths = list(_scripts(Path(arguments[0])))
+    if "--truth" in arguments:
+        return _truth(paths, int(arguments[arguments.index("--truth") + 1]))
     sandbox, chosen = find_sandbox(), images("24.10")
     kinds, waits, lost, slow = collections.Counter[str](), collections.Counter[str](), 0, 0.0
     for path in paths:
@@ -61,6 +68,52 @@ def main(arguments: list[str]) -> int:
     print(f"complete: {100 * complete / max(1, len(paths)):.1f} % (at least 85)")
     print(f"options lost without a word: {lost} (none); the slowest took {slow:.1f} s")
     return 0 if complete >= 0.85 * len(paths) and not lost else 1
+
+
+def _truth(paths: list[Path], most: int) -> int:
+    """Compare with plain bash; 1 where a word is another, or too few scripts start something."""
+    box, compared, wrong = find_sandbox(), 0, 0
+    for path in paths:
+        text = path.read_text(encoding="utf-8", errors="replace")
+        if compared == most:
+            break
+        names, _ = placeholders.unset_variables(text)
+        count = placeholders.count_arguments(text)
+        given, values = truth.values(text, names, count)
+        call = ScriptCall(text, path, path.parent, path.parent, values)
+        answered = machine(text, batch_lines(text), None, None)
+        recorder = Recorder(call, answered, given, box)
+        sent = {k: v for k, v in recorder._environment(World(1)).items() if "STANDIN" not in k}
+        plain = [_as_shown(one, path) for one in truth.starts(path, {**sent, **given}, values)]
+        try:
+            commands = recorder.record().commands
+        except LauncherError:
+            commands = ()
+        ours = [[*one.words] for one in commands if one.name in truth.COMPARED]
+        if not plain:
+            continue
+        compared += 1
+        left = [words for words in plain if not any(_same(words, one) for one in ours)]
+        wrong += bool(left)
+        for words in left:
+            near = max(ours, key=lambda one: len({w.text for w in one} & {*words}), default=[])
+            odd = [word for word in words if word not in {w.text for w in near}]
+            print(f"{path}: {' '.join(words[:4])}: {odd[:6]}", flush=True)
+    print(f"{compared} scripts compared with plain bash, {wrong} of them not equal (none)")
+    return 0 if compared == most and not wrong else 1
+
+
+def _as_shown(words: list[str], path: Path) -> list[str]:
+    """Words as the importer shows them: relative to the script's folder, with ~."""
+    folder = str(path.parent)
+    return [word.replace("/home/me", "~").replace(f"{folder}/", "./") for word in words]
+
+
+def _same(words: list[str], ours: list[Word]) -> bool:
+    """Whether each word is equal, but for those that the importer marks as not known."""
+    return len(words) == len(ours) and all(
+        a == b.text or b.unknown for a, b in zip(words, ours, strict=True)
+    )
 
 
 def _scripts(place: Path) -> Iterator[Path]:

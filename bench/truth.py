@@ -27,6 +27,7 @@ REPLACED = (
     "srun mpirun mpiexec apptainer singularity docker ssh numactl nsys sudo python python3 "
     "torchrun deepspeed accelerate"
 )
+COMPARED = ("torchrun", "deepspeed", "accelerate", "python", "python3")
 QUIET = "wget curl git pip conda module sleep nvidia-smi scontrol"
 
 

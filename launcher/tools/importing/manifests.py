@@ -120,10 +120,17 @@ def _service(service: dict[str, Any]) -> list[str]:
             words += ["-v", mount]
         elif mount.get("type") == "bind":
             words += ["-v", f"{mount['source']}:{mount['target']}"]
-    for key, option in (("shm_size", "--shm-size"), ("ipc", "--ipc"), ("network_mode", "--network")):
+    for key, option in (
+        ("shm_size", "--shm-size"),
+        ("ipc", "--ipc"),
+        ("network_mode", "--network"),
+    ):
         words += [option, str(service[key])] if key in service else []
     command = [*_words(service.get("entrypoint")), *_words(service.get("command"))]
-    return [shlex.quote(word) for word in [*words, str(service.get("image") or "no-image-named"), *command]]
+    return [
+        shlex.quote(word)
+        for word in [*words, str(service.get("image") or "no-image-named"), *command]
+    ]
 
 
 def _words(command: object) -> list[str]:

@@ -24,13 +24,17 @@ OWN = frozenset(
     "MANPATH PKG_CONFIG_PATH CPLUS_INCLUDE_PATH C_INCLUDE_PATH".split()
 )
 """What bash or any machine sets, or what is added to and may be empty."""
-TEMPLATE = re.compile(r"(?m)^([^#\n]*?(?:\w=|--[\w-]+[ =]))<([A-Za-z][^<>\n|&;$]*)>")
+TO_FILL = re.compile(r"(?<!<)<([A-Za-z][^<>\n|&;$`]*[\w.)'])>")
 """`DATA=<your path>`, as examples have it to be filled in; no shell takes it unquoted."""
-TO_FILL = re.compile(r"<[A-Za-z][^<>]*>")
 TOKEN = re.compile(r"/@[12]@/(\w+)@[12]@")
 PART = re.compile(r"@[12]@")
 NUMBERS = ("8", "16")
-FACTS = {"DATE": "the date", "GPUS": "the machine's GPUs", "HOST": "the machine's name"}
+FACTS = {
+    "DATE": "the date",
+    "OUT": "what a command prints",
+    "GPUS": "the machine's GPUs",
+    "HOST": "the machine's name",
+}
 
 
 @dataclass(frozen=True)
@@ -42,18 +46,19 @@ class Template:
 
 
 def filled(text: str) -> Template:
-    """The text with a token for each `<your path>` that stands where bash would redirect."""
+    """The text with a token for each `<your path>`, which bash would take for a redirection."""
     labels = dict[str, str]()
 
-    def token(match: re.Match[str]) -> str:
-        before = match[1].count('"') - match[1].count('\\"'), match[1].count("'")
-        if before[0] % 2 or before[1] % 2:
-            return match[0]
+    def token_of(match: re.Match[str]) -> str:
         name = f"FILL{len(labels)}"
-        labels[name] = f"<{match[2]}>"
-        return f"{match[1]}/@1@/{name}@1@"
+        labels[name] = match[0]
+        return token(name, 1)
 
-    return Template(TEMPLATE.sub(token, text), labels)
+    rows = [
+        row if row.lstrip().startswith("#") else TO_FILL.sub(token_of, row)
+        for row in text.split("\n")
+    ]
+    return Template("\n".join(rows), labels)
 
 
 def unset_variables(text: str) -> tuple[list[str], list[str]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
@@ -23,6 +24,8 @@ from launcher.tools.importing.sandbox import Outcome, ScriptCall
 HOME = "/home/@home@"
 ASSIGNED = re.compile(r"(?:export |local |declare \S+ )?(\w+)\+?=")
 MOST_RUNS = 12
+MOST_WORDS = 5000
+MOST_TRACED = 100_000
 MOST_NAMES = 16
 PER_JOB = (
     "SLURM_JOB_ID SLURM_JOBID SLURM_JOB_NAME SLURM_JOB_USER SLURM_SUBMIT_DIR SLURM_ARRAY_TASK_ID "
@@ -102,6 +105,7 @@ class World:
     number: int
     numeric: frozenset[str] = frozenset()
     programs: frozenset[str] = frozenset()
+    written: frozenset[str] = frozenset()
     beyond: bool = False
     only: str = ""
 
@@ -153,15 +157,19 @@ class Recorder:
         """A run in which values are numbers where they must be, and programs are there."""
         for _ in range(MOST_RUNS):
             run = self._run(world)
-            numeric = placeholders.to_numbers(run.stderr, run.trace) - world.numeric
-            programs = _missing_programs(run) - world.programs
+            numeric = placeholders.to_numbers(run.stderr, run.trace)
+            programs, written = _missing(run)
             undecided = self._undecided(run)
-            if run.stopped or not (numeric or programs or undecided):
+            further = replace(
+                world,
+                numeric=world.numeric | numeric,
+                programs=world.programs | programs,
+                written=world.written | written,
+            )
+            if run.stopped or (further == world and not undecided):
                 break
             self.names += undecided
-            world = replace(
-                world, numeric=world.numeric | numeric, programs=world.programs | programs
-            )
+            world = further
         return world, run
 
     def _undecided(self, run: _Run) -> list[str]:
@@ -190,7 +198,7 @@ class Recorder:
     def _run(self, world: World) -> _Run:
         text = self.template.text
         if world.number == 2:
-            text = re.sub(r"/@1@/(FILL\d+)@1@", r"/@2@/\1@2@", text)
+            text = text.replace("@1@", "@2@")
         # A trace goes on, and where it is read beyond its end, no failure ends it.
         text = re.sub(r"(?m)^(\s*set [+-])([a-zA-Z]*x[a-zA-Z]*)", _without("x"), text)
         if world.beyond:
@@ -225,6 +233,7 @@ class Recorder:
             "LOGNAME": self._value("USER", world),
             "LANG": "C.UTF-8",
             "STANDIN_PROGRAMS": " ".join(sorted(world.programs)),
+            "STANDIN_WRITTEN": _other_tokens(" ".join(sorted(world.written)), second("")),
             "STANDIN_WORLD": "2" if second("") else "1",
             "STANDIN_NUMBERS": " ".join(sorted(world.numeric)),
             "STANDIN_NUMBER": NUMBERS[second("OUT")],
@@ -352,13 +361,9 @@ class Recorder:
     def _tell_decisions(self, run: _Run, other: _Run) -> None:
         """Say which tests are decided by what isn't given, or by files that aren't here."""
         tainted, seen = {*self.names}, set[int]()
-        pairs = difflib.SequenceMatcher(
-            None, [_place(one) for one in run.trace], [_place(one) for one in other.trace], False
-        )
-        twins = {a + i: b + i for a, b, size in pairs.get_matching_blocks() for i in range(size)}
-        for at, (line, text) in enumerate(run.trace):
-            theirs = other.trace[twins[at]][1] if at in twins else text
-            differs = theirs != text or bool(placeholders.PART.search(text))
+        twins = dict(zip(_places(other.trace), (text for _, text in other.trace), strict=True))
+        for place, (line, text) in zip(_places(run.trace), run.trace, strict=True):
+            differs = twins.get(place, text) != text or bool(placeholders.PART.search(text))
             assigned = ASSIGNED.match(text)
             if assigned and differs:
                 tainted.add(assigned[1])
@@ -372,7 +377,9 @@ class Recorder:
             unset = next((n for n in self.tested if re.search(rf"\b{n}\b", row)), "")
             missing = re.search(r"-[defrsxL] (/\S+|'/[^']+')", text)
             if differs:
-                names = [shown(n, self.template.labels) for n in names_in(text)]
+                read = [m[1] or m[2] for m in placeholders.READ.finditer(row)]
+                named = names_in(text) or [name for name in read if name in tainted]
+                names = [shown(n, self.template.labels) for n in dict.fromkeys(named)]
                 what = ", ".join(names) or "what isn't given"
                 self.told.append(Unfollowed(line, f"{row[:60]}: decided by {what}"))
             elif unset:
@@ -386,7 +393,9 @@ class Recorder:
             seen.add(line)
 
     def _tell_files(self, run: _Run) -> None:
-        """Say which files it reads further lines from that aren't here."""
+        """Say which files it reads further lines from that aren't here, and what bash refuses."""
+        for match in re.finditer(r"(?m)line (\d+): (syntax error.*)$", run.stderr):
+            self.told.append(Unfollowed(int(match[1]), f"bash says: {match[2]}"))
         for match in re.finditer(r"line (\d+): (\S+): No such file or directory", run.stderr):
             row = self._row(int(match[1]))
             if re.match(r"\s*(source|\.)\s", row):
@@ -409,8 +418,14 @@ def _without(letter: str):
     return replaced
 
 
-def _place(entry: tuple[int, str]) -> tuple[int, str]:
-    return entry[0], entry[1].split("=", 1)[0].split(" ", 1)[0]
+def _places(trace: list[tuple[int, str]]) -> list[tuple[int, str, int]]:
+    """Where each traced command stands, and the how manieth there it is."""
+    counts, found = Counter[tuple[int, str]](), []
+    for line, text in trace:
+        place = (line, text.split("=", 1)[0].split(" ", 1)[0])
+        counts[place] += 1
+        found.append((*place, counts[place]))
+    return found
 
 
 def _twins(commands: Sequence[Command], others: Sequence[Command]) -> list[Command | None]:
@@ -430,6 +445,8 @@ def _differing(words: Sequence[Word], others: Sequence[Word]) -> set[int]:
     one, two = [word.text for word in words], [word.text for word in others]
     if len(one) == len(two):
         return {at for at in range(len(one)) if one[at] != two[at]}
+    if len(one) + len(two) > MOST_WORDS:
+        return set(range(len(one)))
     blocks = difflib.SequenceMatcher(None, one, two, False).get_matching_blocks()
     alike = {block.a + i for block in blocks for i in range(block.size)}
     return set(range(len(one))) - alike
@@ -443,20 +460,27 @@ def _starts(run: _Run) -> bool:
     )
 
 
-def _missing_programs(run: _Run) -> set[str]:
-    """Absolute paths of programs that bash didn't find."""
-    found = set()
-    for path in re.findall(r"(?m)(?:: |^)(/[^\s:]+): No such file or directory", run.stderr):
+def _missing(run: _Run) -> tuple[set[str], set[str]]:
+    """Paths that bash didn't find: absolute ones of programs, and those of files it writes."""
+    programs, written = set(), set()
+    for path in re.findall(r"(?m)line \d+: (\S+): No such file or directory$", run.stderr):
         called = re.compile(rf"(exec )?'?{re.escape(path)}'?( |$)")
-        if any(called.match(text) for _, text in run.trace) and not path.startswith("/dev"):
-            found.add(path)
-    return found
+        if not any(called.match(text) for _, text in run.trace):
+            written.add(path)
+        elif path.startswith("/"):
+            programs.add(path)
+    return programs, {path for path in written if "/" in path}
+
+
+def _other_tokens(text: str, second: bool) -> str:
+    """The text with the tokens of the second world, where it is that."""
+    return text.replace("@1@", "@2@") if second else text
 
 
 def _trace(text: str) -> list[tuple[int, str]]:
     """The traced commands, each with its line."""
     found = list[tuple[int, str]]()
-    for row in text.split("\n"):
+    for row in text.split("\n")[:MOST_TRACED]:
         match = re.match(r"\++(\d+)\+(.*)", row)
         if match:
             found.append((int(match[1]), re.sub(r"^'\['", "[", match[2])))

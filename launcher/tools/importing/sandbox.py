@@ -138,6 +138,7 @@ class Trusted:
                 "STANDIN_RECORDS": f"{folder}/records",
                 "STANDIN_TRUST": "1",
                 "STANDIN_PROGRAMS": "",
+                "STANDIN_WRITTEN": "",
                 "HOME": f"{folder}/home",
                 "PATH": os.environ.get("PATH", "/usr/bin:/bin"),
             }
