@@ -28,7 +28,7 @@ REPLACED = (
     "torchrun deepspeed accelerate"
 )
 COMPARED = ("torchrun", "deepspeed", "accelerate", "python", "python3")
-QUIET = "wget curl git pip conda module sleep nvidia-smi scontrol"
+QUIET = "wget curl git pip conda module sleep nvidia-smi"
 
 
 def starts(path: Path, given: Mapping[str, str], arguments: tuple[str, ...]) -> list[list[str]]:
@@ -38,6 +38,7 @@ def starts(path: Path, given: Mapping[str, str], arguments: tuple[str, ...]) -> 
         f"printf %s \"$STUB\" >/stub/.s; chmod +x /stub/.s; printf '#!/bin/bash\\n' >/stub/.q; "
         f"chmod +x /stub/.q; for n in {REPLACED}; do ln -s .s /stub/$n; done; "
         f"for n in {QUIET}; do ln -s .q /stub/$n; done; unset STUB; "
+        "printf '#!/bin/bash\\necho node-0\\n' >/stub/scontrol; chmod +x /stub/scontrol; "
         'PATH=/stub:$PATH timeout 10 bash "$@" >/dev/null 2>&1 </dev/null; sleep 0.2; cat /tmp/starts'
     )
     walls = ["bwrap", "--unshare-all", "--die-with-parent", "--tmpfs", "/", "--proc", "/proc"]

@@ -73,7 +73,7 @@ def _set_gpus(
         per_node = Word("gpu", per_node.line)
     if per_node is not None and not per_node.text and not per_node.unknown:
         per_node = None
-    count = _whole(sheet, per_node, "gpus", usual)
+    count = _whole(sheet, per_node, "gpus", usual if per_node else 1)
     text = str(count)
     if per_node is not None and per_node.text in ("gpu", "auto"):
         text = "all"
@@ -93,7 +93,7 @@ def _set_nodes(
 ) -> None:
     asked = around.counts.get("nodes")
     usual = int(asked.text) if asked and asked.text.isdigit() else 1
-    count = _whole(sheet, nodes, "nodes", usual)
+    count = _whole(sheet, nodes, "nodes", usual if nodes else 1)
     if asked:
         _tell_difference(sheet, asked, "nodes", "nodes.count", count)
     if count < 2:

@@ -16,7 +16,8 @@ SET = re.compile(
     re.MULTILINE,
 )
 READ = re.compile(r"\$(?:([A-Za-z_]\w*)|\{[#!]?([A-Za-z_]\w*)([^}]?))")
-TESTED = re.compile(r"-[nzv]\s+(?:\"|')?\$?\{?(\w+)(?::?[-+])?\}?")
+TESTED = re.compile(r"(?:\[|\btest|&&|\|\|)\s+(?:!\s+)?-[nzv]\s+(?:\"|')?\$?\{?(\w+)(?::?[-+])?\}?")
+ARITHMETIC = re.compile(r"(?<![\w$#{.])([A-Za-z_]\w*)(?!\w|\s*(?:\+\+|--|[-+*/]?=[^=]))")
 OWN = frozenset(
     "BASH_SOURCE BASH BASHPID BASH_VERSION BASH_REMATCH RANDOM SECONDS LINENO PWD HOME PATH OLDPWD "
     "UID EUID IFS FUNCNAME PPID SHELL TERM LD_LIBRARY_PATH PYTHONPATH CPATH LIBRARY_PATH OPTARG "
@@ -26,8 +27,9 @@ OWN = frozenset(
 """What bash or any machine sets, or what is added to and may be empty."""
 TO_FILL = re.compile(r"(?<!<)<([A-Za-z][^<>\n|&;$`]*[\w.)'])>")
 """`DATA=<your path>`, as examples have it to be filled in; no shell takes it unquoted."""
-TOKEN = re.compile(r"/@[12]@/(\w+)@[12]@")
-PART = re.compile(r"@[12]@")
+MARKS = ("1", "22")
+TOKEN = re.compile(r"/@(?:1|22)@/(\w+)@(?:1|22)@")
+PART = re.compile(r"@(?:1|22)@")
 NUMBERS = ("8", "16")
 FACTS = {
     "DATE": "the date",
@@ -125,12 +127,15 @@ def has_default(text: str, number: int) -> bool:
 def _code(text: str) -> str:
     """The text without comments and without awk's programs, whose $1 are their own."""
     text = re.sub(r"(?m)^\s*#.*$|(?<=\s)#\s.*$", "", text)
-    return re.sub(r"\bawk\b[^|\n']*'[^']*'", "awk", text)
+    text = re.sub(r"\bawk\b[^|\n']*'[^']*'", "awk", text)
+    # In arithmetic a name is read without a $, and set by = or ++.
+    return re.sub(r"\(\((.*?)\)\)", lambda match: ARITHMETIC.sub(r"$\1", match[0]), text)
 
 
 def token(name: str, world: int) -> str:
     """What stands for a value that isn't known."""
-    return f"/@{world}@/{name}@{world}@"
+    mark = MARKS[world - 1]
+    return f"/@{mark}@/{name}@{mark}@"
 
 
 def names_in(text: str) -> list[str]:

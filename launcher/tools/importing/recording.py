@@ -12,6 +12,7 @@ from typing import Protocol
 from launcher.base.errors import UsageError
 from launcher.tools.importing import placeholders
 from launcher.tools.importing.placeholders import (
+    MARKS,
     NUMBERS,
     Template,
     names_in,
@@ -23,6 +24,7 @@ from launcher.tools.importing.sandbox import Outcome, ScriptCall
 
 HOME = "/home/@home@"
 ASSIGNED = re.compile(r"(?:export |local |declare \S+ )?(\w+)\+?=")
+OWN_PATH = re.compile(r"[^:]*/(standin|launcher-import-\w+)/bin:")
 MOST_RUNS = 12
 MOST_WORDS = 5000
 MOST_TRACED = 100_000
@@ -198,7 +200,7 @@ class Recorder:
     def _run(self, world: World) -> _Run:
         text = self.template.text
         if world.number == 2:
-            text = text.replace("@1@", "@2@")
+            text = text.replace("@1@", "@22@")
         # A trace goes on, and where it is read beyond its end, no failure ends it.
         text = re.sub(r"(?m)^(\s*set [+-])([a-zA-Z]*x[a-zA-Z]*)", _without("x"), text)
         if world.beyond:
@@ -232,9 +234,9 @@ class Recorder:
             "USER": self._value("USER", world),
             "LOGNAME": self._value("USER", world),
             "LANG": "C.UTF-8",
-            "STANDIN_PROGRAMS": " ".join(sorted(world.programs)),
+            "STANDIN_PROGRAMS": _other_tokens(" ".join(sorted(world.programs)), second("")),
             "STANDIN_WRITTEN": _other_tokens(" ".join(sorted(world.written)), second("")),
-            "STANDIN_WORLD": "2" if second("") else "1",
+            "STANDIN_WORLD": MARKS[second("")],
             "STANDIN_NUMBERS": " ".join(sorted(world.numeric)),
             "STANDIN_NUMBER": NUMBERS[second("OUT")],
             "STANDIN_NODES": str(machine.nodes),
@@ -286,7 +288,7 @@ class Recorder:
                 reason, text = "", word.text
                 if at in differing[number] or placeholders.PART.search(text):
                     names = names_in(text) or causes.get((number, at), [])
-                    labels = [shown(name, self.template.labels) for name in names]
+                    labels = [shown(name, self.template.labels) for name in names if name]
                     reason = ", ".join(labels) or "what isn't the same each time"
                     text = readable(text, self.template.labels)
                 words[at] = Word(self._path(text), self._line(words, at, command.line), reason)
@@ -305,12 +307,14 @@ class Recorder:
             if not names_in(run.commands[number].words[at].text)
         }
         causes = dict[tuple[int, int], list[str]]()
-        names = ["SLURM_JOB_ID", "DATE", "GPUS", "HOST", *world.numeric, *self.names, "OUT"]
+        names = ["", "SLURM_JOB_ID", "DATE", "GPUS", "HOST", *world.numeric, *self.names, "OUT"]
         for name in list(dict.fromkeys(names))[:MOST_NAMES]:
             if not open_ - {*causes}:
                 break
-            twins = _twins(run.commands, self._run(replace(world, number=2, only=name)).commands)
-            for number, at in open_:
+            # The same world once more, first: what differs then isn't the same each time.
+            again = replace(world, number=2 if name else 1, only=name)
+            twins = _twins(run.commands, self._run(again).commands)
+            for number, at in open_ - {one for one, why in causes.items() if why == [""]}:
                 command, twin = run.commands[number], twins[number]
                 if at in _differing(command.words, twin.words if twin else ()):
                     causes.setdefault((number, at), []).append(name)
@@ -461,20 +465,20 @@ def _starts(run: _Run) -> bool:
 
 
 def _missing(run: _Run) -> tuple[set[str], set[str]]:
-    """Paths that bash didn't find: absolute ones of programs, and those of files it writes."""
+    """Paths that bash didn't find: those of programs, and those of files that it writes."""
     programs, written = set(), set()
     for path in re.findall(r"(?m)line \d+: (\S+): No such file or directory$", run.stderr):
         called = re.compile(rf"(exec )?'?{re.escape(path)}'?( |$)")
         if not any(called.match(text) for _, text in run.trace):
             written.add(path)
-        elif path.startswith("/"):
+        elif "/" in path:
             programs.add(path)
     return programs, {path for path in written if "/" in path}
 
 
 def _other_tokens(text: str, second: bool) -> str:
     """The text with the tokens of the second world, where it is that."""
-    return text.replace("@1@", "@2@") if second else text
+    return text.replace("@1@", "@22@") if second else text
 
 
 def _trace(text: str) -> list[tuple[int, str]]:
@@ -498,10 +502,12 @@ def _command(data: bytes, sent: Mapping[str, str]) -> Command | None:
         return None
     words = tuple(Word(text, line) for text in parts[4 : 4 + count])
     env = dict(part.partition("=")[::2] for part in parts[4 + count :] if "=" in part)
-    hidden = re.compile(r"STANDIN_|(SHLVL|PWD|OLDPWD|_|BASH_ENV|PATH|HOME)$")
+    hidden = re.compile(r"STANDIN_|(SHLVL|PWD|OLDPWD|_|BASH_ENV|HOME)$")
     exported = {
         name: Word(value, line)
         for name, value in env.items()
-        if not hidden.match(name) and sent.get(name) != value
+        if not hidden.match(name)
+        and sent.get(name) != value
+        and not (name == "PATH" and OWN_PATH.match(value))
     }
     return Command(words, exported, parts[2], line, parent) if len(words) == count else None

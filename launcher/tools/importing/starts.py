@@ -164,6 +164,8 @@ def _taken_apart(command: Command, starter: str, words: Sequence[Word]) -> Start
     program = words[position]
     if position and words[position - 1].text in ("-m", "--module"):
         path = f"{program.text.replace('.', '/')}.py"
+        if path not in upstreams() and not starter:
+            return None
         program = replace(program, text=path if path in upstreams() else f"-m {program.text}")
     elif not program.text.endswith(".py") and not (program.unknown and starter):
         return None
