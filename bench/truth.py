@@ -39,7 +39,8 @@ def starts(path: Path, given: Mapping[str, str], arguments: tuple[str, ...]) -> 
         f"chmod +x /stub/.q; for n in {REPLACED}; do ln -s .s /stub/$n; done; "
         f"for n in {QUIET}; do ln -s .q /stub/$n; done; unset STUB; "
         "printf '#!/bin/bash\\necho node-0\\n' >/stub/scontrol; chmod +x /stub/scontrol; "
-        'PATH=/stub:$PATH timeout 10 bash "$@" >/dev/null 2>&1 </dev/null; sleep 0.2; cat /tmp/starts'
+        'PATH=/stub:$PATH timeout 10 bash "$@" >/dev/null 2>&1 </dev/null; sleep 0.2; '
+        "cat /tmp/starts"
     )
     walls = ["bwrap", "--unshare-all", "--die-with-parent", "--tmpfs", "/", "--proc", "/proc"]
     walls += ["--dev", "/dev", "--ro-bind", "/usr", "/usr", "--symlink", "usr/bin", "/bin"]

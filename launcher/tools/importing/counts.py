@@ -37,7 +37,11 @@ def set_processes(sheet: Sheet, start: Start, around: Around) -> None:
             sheet.tell(word.line, f"{start.starter}'s {name}{value}: not carried over")
     counts = around.counts
     several = {one.name for one in start.around} & {"srun", "mpirun", "mpiexec"}
-    nodes = given.get("nnodes") or (counts.get("nodes") if several or not start.starter else None)
+    nodes = (
+        given.get("nnodes")
+        or counts.get("operator")
+        or (counts.get("nodes") if several or not start.starter else None)
+    )
     if not start.starter and several:
         nodes = nodes or _divided(counts.get("ntasks"), counts.get("tasks"))
         tasks = counts.get("tasks") or _divided(counts.get("ntasks"), nodes)

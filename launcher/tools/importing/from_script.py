@@ -49,6 +49,8 @@ def import_script(
     asked = batch_lines(text)
     if nodes:
         asked.counts["nodes"] = Word(str(nodes), 1)
+    if path.suffix in SUFFIXES:  # an operator tells torchrun, by PET_NNODES
+        asked.counts["operator"] = Word(str(nodes), 1)
     call = ScriptCall(text, whole, cwd, _beside(whole), arguments)
     recording = Recorder(call, machine(text, asked, nodes, gpus), given, sandbox).record()
     return imported(

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 SET = re.compile(
     r"(?:^|[\s;&|({])(?:(?:export|local|declare|readonly|typeset)\s+(?:-\w+\s+)*)?"
     r"([A-Za-z_]\w*)(?:\[[^]]*\])?\+?=|\bfor\s+(\w+)\s+in|\bfor\s*\(\(\s*(\w+)=|"
-    r"\bread(?:array)?\s+(?:-\w+\s+)*([\w ]+)|\bgetopts\s+\S+\s+(\w+)|\bmapfile\s+(?:-\w+\s+)*(\w+)",
+    r"\bread(?:array)?\s+(?:-\w+\s+)*([\w ]+)|\bgetopts\s+\S+\s+(\w+)|"
+    r"\bmapfile\s+(?:-\w+\s+)*(\w+)",
     re.MULTILINE,
 )
 READ = re.compile(r"\$(?:([A-Za-z_]\w*)|\{[#!]?([A-Za-z_]\w*)([^}]?))")

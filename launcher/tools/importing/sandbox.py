@@ -12,12 +12,13 @@ import subprocess
 import tarfile
 import tempfile
 import time
+import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from launcher.base.errors import UsageError
+from launcher.base.errors import LauncherError, UsageError
 
 STANDIN = Path(__file__).parent / "standin"
 SECONDS = 10
@@ -66,9 +67,12 @@ class Outcome:
 class Bubblewrap:
     """Runs scripts by `bwrap`: no network, the host's /usr and the script's folder read-only."""
 
+    def __init__(self, program: str = "bwrap") -> None:
+        self.program = program
+
     def unsupported(self) -> str:
         """Why it can't be used here, "" where it can."""
-        if not shutil.which("bwrap"):
+        if not shutil.which(self.program):
             return "bubblewrap isn't installed"
         done = subprocess.run(
             [*self._walls(), "/bin/bash", "-c", "type timeout tar"],
@@ -81,7 +85,7 @@ class Bubblewrap:
 
     def run(self, call: ScriptCall, env: Mapping[str, str]) -> Outcome:
         """The outcome of the call; nothing outside the sandbox is changed."""
-        with _open_text(call.text) as text:
+        with _open_bytes(call.text.encode("utf-8", "surrogateescape")) as text:
             folder, path = str(call.folder), str(call.path)
             argv = [*self._walls(), "--ro-bind", folder, "/run/beside"]
             argv += ["--ro-bind-data", str(text), f"{INSIDE}/script"]
@@ -100,9 +104,10 @@ class Bubblewrap:
             return _bounded(argv, {**env, **places}, keep=(text,))
 
     def _walls(self) -> list[str]:
-        argv = ["bwrap", "--unshare-all", "--unshare-user", "--uid", "1000", "--gid", "1000"]
+        argv = [self.program, "--unshare-all", "--unshare-user", "--uid", "1000", "--gid", "1000"]
         argv += ["--cap-drop", "ALL", "--die-with-parent", "--new-session"]
-        told = subprocess.run(["bwrap", "--version"], capture_output=True, text=True, check=False)
+        asked = [self.program, "--version"]
+        told = subprocess.run(asked, capture_output=True, text=True, check=False)
         version = [int(part) for part in re.findall(r"\d+", told.stdout)[:2]]
         if version >= [0, 8]:
             argv += ["--disable-userns", "--size", str(DISK)]
@@ -110,7 +115,8 @@ class Bubblewrap:
         for path in filter(os.path.lexists, SYSTEM):
             linked = os.path.islink(path)
             argv += ["--symlink", os.readlink(path), path] if linked else ["--ro-bind", path, path]
-        return [*argv, "--dir", "/tmp", "--proc", "/proc", "--dev", "/dev", "--remount-ro", "/dev"]
+        argv += ["--dir", "/tmp"]  # noqa: S108 - the sandbox's own
+        return [*argv, "--proc", "/proc", "--dev", "/dev", "--remount-ro", "/dev"]
 
 
 class Trusted:
@@ -145,34 +151,128 @@ class Trusted:
             return _bounded(argv, {**env, **places})
 
 
-def find_sandbox(*, trust: bool = False) -> Bubblewrap | Trusted:
+def find_sandbox(*, trust: bool = False) -> Bubblewrap | Trusted | Container:
     """The sandbox that works here; with `trust`, none. Raises UsageError where there is none."""
     if trust:
         return Trusted()
-    why = Bubblewrap().unsupported()
-    if why:
-        raise UsageError(
-            f"a script is run in a sandbox, and there is none: {why}",
-            "Install bubblewrap, or run it with --trust: what bash itself writes is then written.",
+    reasons = []
+    for make in (Bubblewrap, _fetched, Container):
+        try:
+            box = make()
+            why = box.unsupported()
+        except LauncherError as error:
+            why = error.problem
+        if not why:
+            return box
+        reasons.append(why)
+    raise UsageError(
+        f"a script is run in a sandbox, and there is none: {'; '.join(dict.fromkeys(reasons))}",
+        "Install bubblewrap, or run it with --trust: what bash itself writes is then written.",
+    )
+
+
+def _fetched() -> Bubblewrap:
+    """bubblewrap from the distribution's package, in the cache: nothing is installed."""
+    from launcher.base.settings import settings
+    from launcher.images.engine.private import packages
+
+    folder = packages.unpack(settings().cache / "bubblewrap", ["bubblewrap"])
+    return Bubblewrap(str(folder / "usr/bin/bwrap"))
+
+
+class Container:
+    """Runs scripts in a container of the engine: an image of this machine that has bash."""
+
+    def __init__(self) -> None:
+        self.image = ""
+
+    def unsupported(self) -> str:
+        """Why it can't be used here, "" where it can."""
+        if not shutil.which("docker"):
+            return "no docker"
+        listed = subprocess.run(
+            ["docker", "images", "--format", "{{.Repository}}:{{.Tag}}"],
+            capture_output=True,
+            text=True,
+            check=False,
         )
-    return Bubblewrap()
+        if listed.returncode:
+            return "no container engine answers"
+        having = re.compile(r"pytorch|megatron|launchpad|debian|ubuntu|python")
+        self.image = next((one for one in listed.stdout.split() if having.search(one)), "")
+        return "" if self.image else "no image with bash is here"
+
+    def run(self, call: ScriptCall, env: Mapping[str, str]) -> Outcome:
+        """The outcome of the call; what lies beside the script is seen where the engine sees it."""
+        places = {"STANDIN_FOLDER": INSIDE, "STANDIN_RECORDS": "/run/records"}
+        places |= {"STANDIN_PROGRAMS": "", "STANDIN_BESIDE": str(call.folder)}
+        roots = {f"/{Path(path).parts[1]}" for path in (call.cwd, call.folder) if path != Path("/")}
+        writable = {"/run", "/tmp", "/home", *roots}  # noqa: S108 - the container's own
+        name = f"launcher-import-{uuid.uuid4().hex}"
+        argv = [
+            "docker",
+            "run",
+            "--rm",
+            "--name",
+            name,
+            "--interactive",
+            "--network",
+            "none",
+            "--read-only",
+        ]
+        argv += ["--user", "1000:1000", "--cap-drop", "ALL", "--security-opt", "no-new-privileges"]
+        argv += ["--memory", str(MEMORY), "--pids-limit", str(PROCESSES), "--pull", "never"]
+        for place in sorted(writable):
+            argv += ["--tmpfs", f"{place}:exec,mode=1777,size={DISK}"]
+        argv += ["--volume", f"{call.folder}:/run/beside:ro", "--entrypoint", "/bin/bash"]
+        for key, value in {**env, **places}.items():
+            argv += ["--env", f"{key}={value}"]
+        start = f'mkdir {INSIDE} && cd {INSIDE} && tar xf - && exec ./driver "$@"'
+        argv += [self.image, "-pc", start, "bash", str(SECONDS), str(call.cwd), str(call.path)]
+        outer = {
+            name: os.environ[name] for name in ("PATH", "HOME", "DOCKER_HOST") if name in os.environ
+        }
+        with _open_bytes(_packed(call.text)) as archive:
+            return _bounded([*argv, *call.arguments], outer, stdin=archive)
+
+
+def _packed(text: str) -> bytes:
+    """The stand-ins and a script as a tar archive."""
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w") as archive:
+        for name in ("driver", "standin", "prelude.sh"):
+            archive.add(STANDIN / name, name)
+        for name in STANDINS:
+            link = tarfile.TarInfo(f"bin/{name}")
+            link.type, link.linkname = tarfile.SYMTYPE, "../standin"
+            archive.addfile(link)
+        data = text.encode("utf-8", "surrogateescape")
+        member = tarfile.TarInfo("script")
+        member.size = len(data)
+        archive.addfile(member, io.BytesIO(data))
+    return packed.getvalue()
 
 
 @contextmanager
-def _open_text(text: str) -> Iterator[int]:
-    """A file descriptor to read the text from."""
+def _open_bytes(data: bytes) -> Iterator[int]:
+    """A file descriptor to read the data from."""
     with tempfile.TemporaryFile() as file:
-        file.write(text.encode("utf-8", "surrogateescape"))
+        file.write(data)
         file.flush()
         file.seek(0)
         yield file.fileno()
 
 
-def _bounded(argv: list[str], env: Mapping[str, str], keep: tuple[int, ...] = ()) -> Outcome:
+def _bounded(
+    argv: list[str],
+    env: Mapping[str, str],
+    keep: tuple[int, ...] = (),
+    stdin: int = subprocess.DEVNULL,
+) -> Outcome:
     """What the command prints as a tar archive, within all bounds."""
     nothing = subprocess.DEVNULL
     with subprocess.Popen(
-        argv, env=dict(env), stdin=nothing, stdout=subprocess.PIPE, stderr=nothing, pass_fds=keep,
+        argv, env=dict(env), stdin=stdin, stdout=subprocess.PIPE, stderr=nothing, pass_fds=keep,
         start_new_session=True,
     ) as process:  # fmt: skip
         assert process.stdout

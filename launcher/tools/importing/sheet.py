@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import yaml
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from launcher.base import yamlfile
 from launcher.base.errors import UsageError
@@ -117,9 +117,9 @@ def _fits(section: str, key: str, value: object) -> bool:
 
 def fits(section: str, values: dict[str, object]) -> bool:
     """Whether a section that is no program's takes the values."""
-    model = {"slurm": Slurm, "resources": Resources}[section]
+    models: dict[str, type[BaseModel]] = {"slurm": Slurm, "resources": Resources}
     try:
-        model.model_validate(values)
+        models[section].model_validate(values)
     except ValidationError:
         return False
     return True

@@ -299,7 +299,7 @@ def _set_option(
 
 
 def _key(name: str) -> str:
-    """The key of an option under megatron_args, which a program of its own spells with _, or not."""
+    """The key of an option under megatron_args; as it stands where it has _ that aren't Megatron's."""
     known = name in arguments.table().megatron
     return name[2:].replace("-", "_") if known or "_" not in name else name
 

@@ -35,15 +35,16 @@ FLAGS = {
 }
 """Options without a value; what isn't here takes the next word, where that is no option."""
 ITSELF = {
-    "slurm": "nodes ntasks ntasks-per-node gpus-per-node gres job-name output error open-mode label "
-    "unbuffered jobid kill-on-bad-exit wait overlap exact pty verbose quiet gpus gpus-per-task "
-    "parsable container-image container-mounts container-name nodelist- interactive K",
+    "slurm": "nodes ntasks ntasks-per-node gpus-per-node gres job-name output error open-mode "
+    "label unbuffered jobid kill-on-bad-exit wait overlap exact pty verbose quiet gpus parsable "
+    "gpus-per-task container-image container-mounts container-name",
     "docker": "detach init interactive rm tty name ipc ulimit shm-size gpus runtime hostname",
     "mpirun": "np npernode host hostfile machinefile x allow-run-as-root tag-output map-by ppr "
     "oversubscribe report-bindings display-map prefix-output hosts ppn",
-    "apptainer": "nv bind env pwd-",
+    "apptainer": "nv bind env",
 }
 """What the launcher does itself, or what is carried over elsewhere."""
+HOST_NETWORK = (("network", "host"), ("net", "host"))
 VARIABLES = {
     "SLURM_NNODES": "nodes",
     "SLURM_JOB_NUM_NODES": "nodes",
@@ -311,10 +312,11 @@ def _docker(found: Around, words: Sequence[Word], named: str) -> None:
             found.resources[key] = Word(f"{before} {word.text}".strip(), word.line)
         elif name == "workdir":
             found.resources["workdir"] = word
-        elif name == "gpus" or name not in ITSELF["docker"].split():
-            if (name, word.text) not in (("network", "host"), ("net", "host")):
-                asked = printable(f"{named}'s {name} {word.text}".rstrip())
-                found.tell(word.line, f"{asked}: not carried over")
+        elif name == "gpus" or (
+            name not in ITSELF["docker"].split() and (name, word.text) not in HOST_NETWORK
+        ):
+            asked = printable(f"{named}'s {name} {word.text}".rstrip())
+            found.tell(word.line, f"{asked}: not carried over")
 
 
 def _apptainer(found: Around, words: Sequence[Word]) -> None:

@@ -7,8 +7,8 @@ from functools import cache
 import pytest
 
 from launcher.base.errors import UsageError
-from launcher.tools.importing.sandbox import find_sandbox
 from launcher.tools.importing.recording import Sandbox
+from launcher.tools.importing.sandbox import find_sandbox
 from launcher.tools.importing.shell_script import Images
 
 IMAGES = Images(

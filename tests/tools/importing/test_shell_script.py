@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import math
 import os
-import re
 import shlex
-import subprocess
 from pathlib import Path
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher.base import yamlfile
@@ -331,7 +329,7 @@ def test_one_of_several_starts_is_chosen_and_the_others_told() -> None:
     box = sandbox_here()
     second = import_script(Path("script.sh"), text, IMAGES, box, number=2)
     assert "lr: 1e-4\n" in second.text
-    with pytest.raises(UsageError, match="--start 3: script.sh has 2 starts"):
+    with pytest.raises(UsageError, match="has 2 starts"):
         import_script(Path("script.sh"), text, IMAGES, box, number=3)
 
 
