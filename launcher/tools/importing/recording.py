@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import os
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -25,6 +26,8 @@ from launcher.tools.importing.sandbox import Outcome, ScriptCall
 HOME = "/home/@home@"
 ASSIGNED = re.compile(r"(?:export |local |declare \S+ )?(\w+)\+?=")
 OWN_PATH = re.compile(r"[^:]*/(standin|launcher-import-\w+)/bin:")
+COUNTED = re.compile(r"\$\{(WORLD_SIZE|\w*NNODES|\w*NUM_NODES|\w*GPUS?\w*|\w*NPROC\w*):?-(\w+)\}")
+"""Counts that are set from outside, with what a script takes where they aren't."""
 MOST_RUNS = 12
 MOST_WORDS = 5000
 MOST_TRACED = 100_000
@@ -152,6 +155,7 @@ class Recorder:
         other = self._run(replace(world, number=2))
         self._tell_decisions(run, other)
         self._tell_files(run)
+        self._tell_defaults()
         commands = self._compared(run, other, world)
         return Recording(tuple(commands), tuple(dict.fromkeys(self.told)))
 
@@ -334,10 +338,14 @@ class Recorder:
     def _path(self, text: str) -> str:
         """A text with paths as the launcher takes them: relative ones from where it is started."""
         text = text.replace(HOME, "~").replace("/run/beside", str(self.call.folder))
-        cwd = str(self.call.cwd)
-        if text == cwd:
-            return "."
-        return re.sub(rf"(?<![\w.-]){re.escape(cwd)}/(?=.)", "./", text) if cwd != "/" else text
+        for folder in {str(self.call.cwd), str(self.call.folder)} - {"/"}:
+            inside = rf"(?<![\w.-]){re.escape(folder)}(/[^\s:;,'\"]+)?(?![\w.-])"
+            text = re.sub(inside, self._relative, text)
+        return text
+
+    def _relative(self, path: re.Match[str]) -> str:
+        short = os.path.relpath(path[0], self.call.cwd)
+        return short if short.startswith(".") else f"./{short}"
 
     def _line(self, words: list[Word], at: int, line: int) -> int:
         """The script's line that an option stands on, its values with it."""
@@ -407,12 +415,19 @@ class Recorder:
                 what = f"{path} isn't here: what it sets isn't known"
                 self.told.append(Unfollowed(int(match[1]), what))
 
+    def _tell_defaults(self) -> None:
+        """Say which counts have a default in the script because a cluster sets them elsewhere."""
+        for line, row in enumerate(self.call.text.splitlines(), 1):
+            for name, default in COUNTED.findall(row.partition("#")[0]):
+                if name not in self.given and name not in self.machine.variables and default:
+                    self.told.append(Unfollowed(line, f"{name} isn't given: {default} is taken"))
+
     def _row(self, line: int) -> str:
         rows = self.call.text.splitlines()
         return rows[line - 1].strip() if 0 < line <= len(rows) else ""
 
 
-def _without(letter: str):
+def _without(letter: str) -> Callable[[re.Match[str]], str]:
     """A replacement that takes a letter out of set's options."""
 
     def replaced(match: re.Match[str]) -> str:

@@ -175,6 +175,9 @@ def _set_program(work: _Import) -> None:
     """One of the image's programs by its name; any other is a script of this machine."""
     sheet, program, cwd = work.sheet, work.start.program, work.start.command.cwd
     text = program.text
+    if cwd != ".":
+        what = "relative paths start there, and here where the launcher is started"
+        sheet.tell(work.start.line, f"cd {printable(cwd)}: {what}")
     own = _of_upstream(text) or (named_in_part(text) if program.unknown else "")
     if own:
         sheet.keys["program"] = yaml_text(own)
@@ -299,7 +302,7 @@ def _set_option(
 
 
 def _key(name: str) -> str:
-    """The key of an option under megatron_args; as it stands where it has _ that aren't Megatron's."""
+    """The key of an option under megatron_args: as it stands where its _ aren't Megatron's."""
     known = name in arguments.table().megatron
     return name[2:].replace("-", "_") if known or "_" not in name else name
 

@@ -37,7 +37,7 @@ FLAGS = {
 ITSELF = {
     "slurm": "nodes ntasks ntasks-per-node gpus-per-node gres job-name output error open-mode "
     "label unbuffered jobid kill-on-bad-exit wait overlap exact pty verbose quiet gpus parsable "
-    "gpus-per-task container-image container-mounts container-name",
+    "container-image container-mounts container-name",
     "docker": "detach init interactive rm tty name ipc ulimit shm-size gpus runtime hostname",
     "mpirun": "np npernode host hostfile machinefile x allow-run-as-root tag-output map-by ppr "
     "oversubscribe report-bindings display-map prefix-output hosts ppn",
@@ -192,7 +192,6 @@ def _slurm(found: Around, words: Sequence[Word], named: str) -> None:
             "ntasks",
             "ntasks-per-node",
             "gpus",
-            "gpus-per-task",
             "cpus-per-task",
         ):
             key = {"ntasks-per-node": "tasks", "cpus-per-task": "cpus", "gpus": "all-gpus"}
@@ -207,6 +206,8 @@ def _slurm(found: Around, words: Sequence[Word], named: str) -> None:
             found.container, found.image = "pyxis", word
         elif name == "container-mounts":
             _mounts(found, word.text.split(","), word, "pyxis's mounts")
+        elif name == "gpus-per-task":
+            found.tell(word.line, f"{named} --{name}={printable(word.text)}: not carried over")
         elif name == "job-name":
             found.slurm["name"] = word
         elif name == "signal":
