@@ -26,8 +26,9 @@ from launcher.runs.plan.layout import Layout
 from launcher.runs.plan.program import program
 from launcher.runs.runfile.config import RunConfig
 from launcher.tools.importing import placeholders
+from launcher.tools.importing.commands import Word
 from launcher.tools.importing.from_script import import_script, machine
-from launcher.tools.importing.recording import Recorder, Word, World
+from launcher.tools.importing.recording import Recorder, World
 from launcher.tools.importing.sandbox import ScriptCall, find_sandbox
 from launcher.tools.importing.shell_script import ImportResult
 from launcher.tools.importing.starters import batch_lines

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from launcher.tools.importing.recording import Word
+from launcher.tools.importing.commands import Word
 from launcher.tools.importing.sheet import Sheet, yaml_text
 from launcher.tools.importing.starters import Around
 from launcher.tools.importing.starts import Start, as_pairs

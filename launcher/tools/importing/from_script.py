@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from launcher.base.errors import UsageError
+from launcher.tools.importing.commands import Word
 from launcher.tools.importing.manifests import SUFFIXES, as_script
-from launcher.tools.importing.recording import Machine, Recorder, Sandbox, Word
+from launcher.tools.importing.recording import Machine, Recorder, Sandbox
 from launcher.tools.importing.sandbox import ScriptCall
 from launcher.tools.importing.shell_script import Images, ImportResult, imported
 from launcher.tools.importing.starters import Around, batch_lines, variables
@@ -34,8 +35,10 @@ def import_script(
     is no script, starts no program, or has to be stopped before it does.
     """
     name = str(path)
-    if any("\udc80" <= char <= "\udcff" for argument in arguments for char in argument):
-        raise UsageError(f"{name}: an argument behind -- isn't UTF-8 text")
+    values = [*arguments, *(given or {}).values()]
+    for what, one in [("the script", text), *(("an argument or value", each) for each in values)]:
+        if any("\ud800" <= char <= "\udfff" for char in one):
+            raise UsageError(f"{name}: {what} isn't UTF-8 text")
     if "\0" in text:
         line = text.count("\n", 0, text.index("\0")) + 1
         raise UsageError(f"{name}:{line}: a null byte: this is no shell script")

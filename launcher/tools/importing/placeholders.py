@@ -37,6 +37,7 @@ FACTS = {
     "OUT": "what a command prints",
     "GPUS": "the machine's GPUs",
     "HOST": "the machine's name",
+    "RANK": "the node's number",
 }
 
 

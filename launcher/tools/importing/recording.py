@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from launcher.base.errors import UsageError
 from launcher.tools.importing import placeholders
+from launcher.tools.importing.commands import (
+    Command,
+    Unfollowed,
+    Word,
+    differing_words,
+    read_command,
+    read_trace,
+    traced_places,
+    twins_of,
+)
 from launcher.tools.importing.placeholders import (
+    FACTS,
     MARKS,
     NUMBERS,
     Template,
@@ -25,12 +34,9 @@ from launcher.tools.importing.sandbox import Outcome, ScriptCall
 
 HOME = "/home/@home@"
 ASSIGNED = re.compile(r"(?:export |local |declare \S+ )?(\w+)\+?=")
-OWN_PATH = re.compile(r"[^:]*/(standin|launcher-import-\w+)/bin:")
 COUNTED = re.compile(r"\$\{(WORLD_SIZE|\w*NNODES|\w*NUM_NODES|\w*GPUS?\w*|\w*NPROC\w*):?-(\w+)\}")
 """Counts that are set from outside, with what a script takes where they aren't."""
 MOST_RUNS = 12
-MOST_WORDS = 5000
-MOST_TRACED = 100_000
 MOST_NAMES = 16
 PER_JOB = (
     "SLURM_JOB_ID SLURM_JOBID SLURM_JOB_NAME SLURM_JOB_USER SLURM_SUBMIT_DIR SLURM_ARRAY_TASK_ID "
@@ -38,44 +44,10 @@ PER_JOB = (
 ).split()
 NODE_LISTS = ("SLURM_JOB_NODELIST", "SLURM_NODELIST")
 DATES = ("2001-01-02 03:04:05", "2031-12-30 23:58:59")
-RANKS = dict.fromkeys(
+RANKS = (
     "SLURM_PROCID SLURM_NODEID SLURM_LOCALID OMPI_COMM_WORLD_RANK OMPI_COMM_WORLD_LOCAL_RANK "
-    "PMI_RANK PMIX_RANK".split(),
-    "0",
-)
-
-
-@dataclass(frozen=True)
-class Word:
-    """One argument of a command; `unknown` says what it depends on, "" where it is known."""
-
-    text: str
-    line: int
-    unknown: str = ""
-
-
-@dataclass(frozen=True)
-class Unfollowed:
-    """Something of the script that isn't in the run file, and why."""
-
-    line: int
-    what: str
-
-
-@dataclass(frozen=True)
-class Command:
-    """A command that a stand-in wrote down; `parent` is the number of the one it stands in."""
-
-    words: tuple[Word, ...]
-    env: Mapping[str, Word]
-    cwd: str
-    line: int
-    parent: int
-
-    @property
-    def name(self) -> str:
-        """The program's name, without its folder."""
-        return self.words[0].text.rpartition("/")[2]
+    "PMI_RANK PMIX_RANK"
+).split()
 
 
 @dataclass(frozen=True)
@@ -251,7 +223,8 @@ class Recorder:
         }
         jobs = dict[str, str]()
         if machine.batch:
-            jobs = {name: self._value(name, world) for name in PER_JOB} | RANKS
+            jobs = {name: self._value(name, world) for name in PER_JOB}
+            jobs |= dict.fromkeys(RANKS, "1" if world.only == "RANK" else "0")
             jobs |= {
                 name: str(4242421 + second("SLURM_JOB_ID"))
                 for name in jobs
@@ -266,10 +239,10 @@ class Recorder:
         sent = self._environment(world)
         commands = []
         for number in sorted(int(name) for name in outcome.files if name.isdigit()):
-            command = _command(outcome.files[str(number)], sent)
+            command = read_command(outcome.files[str(number)], sent)
             if command:
                 commands.append(command)
-        trace = _trace(outcome.files.get("trace", b"").decode(errors="replace"))
+        trace = read_trace(outcome.files.get("trace", b"").decode(errors="replace"))
         stderr = outcome.files.get("stderr", b"").decode(errors="replace")
         return _Run(commands, trace, stderr, outcome.stopped)
 
@@ -279,12 +252,13 @@ class Recorder:
         """The run's commands, each word marked that depends on what isn't known."""
         if len(run.commands) != len(other.commands):
             self.told.append(Unfollowed(1, "how many commands it runs depends on what isn't given"))
-        twins = _twins(run.commands, other.commands)
+        twins = twins_of(run.commands, other.commands)
         differing = [
-            _differing(one.words, twin.words if twin else ())
+            differing_words(one.words, twin.words if twin else ())
             for one, twin in zip(run.commands, twins, strict=True)
         ]
         causes = self._causes(run, world, differing)
+        ranked = self._ranked(run, world, differing, causes)
         found = []
         for number, (command, twin) in enumerate(zip(run.commands, twins, strict=True)):
             words = list(command.words)
@@ -296,9 +270,27 @@ class Recorder:
                     reason = ", ".join(labels) or "what isn't the same each time"
                     text = readable(text, self.template.labels)
                 words[at] = Word(self._path(text), self._line(words, at, command.line), reason)
-            env = self._marked_env(command, twin)
+            env = self._marked_env(command, twin, ranked[number])
             found.append(replace(command, words=tuple(words), env=env, cwd=self._path(command.cwd)))
         return found
+
+    def _ranked(
+        self,
+        run: _Run,
+        world: World,
+        differing: list[set[int]],
+        causes: dict[tuple[int, int], list[str]],
+    ) -> Sequence[Command | None]:
+        """The commands as another node runs them; the words that are another there are marked."""
+        if not self.machine.batch:
+            return [None] * len(run.commands)
+        there = self._run(replace(world, number=2, only="RANK"))
+        twins = twins_of(run.commands, there.commands)
+        for number, twin in enumerate(twins):
+            for at in differing_words(run.commands[number].words, twin.words) if twin else ():
+                differing[number].add(at)
+                causes.setdefault((number, at), ["RANK"])
+        return twins
 
     def _causes(
         self, run: _Run, world: World, differing: Sequence[set[int]]
@@ -317,20 +309,24 @@ class Recorder:
                 break
             # The same world once more, first: what differs then isn't the same each time.
             again = replace(world, number=2 if name else 1, only=name)
-            twins = _twins(run.commands, self._run(again).commands)
+            twins = twins_of(run.commands, self._run(again).commands)
             for number, at in open_ - {one for one, why in causes.items() if why == [""]}:
                 command, twin = run.commands[number], twins[number]
-                if at in _differing(command.words, twin.words if twin else ()):
+                if at in differing_words(command.words, twin.words if twin else ()):
                     causes.setdefault((number, at), []).append(name)
         return causes
 
-    def _marked_env(self, command: Command, twin: Command | None) -> dict[str, Word]:
+    def _marked_env(
+        self, command: Command, twin: Command | None, ranked: Command | None
+    ) -> dict[str, Word]:
         found = {}
         for name, word in command.env.items():
             same = twin is not None and name in twin.env and twin.env[name].text == word.text
             names = [shown(one, self.template.labels) for one in names_in(word.text)]
             reason = "" if same and not placeholders.PART.search(word.text) else ", ".join(names)
             reason = reason or ("" if same else "what isn't the same each time")
+            if ranked and name in ranked.env and ranked.env[name].text != word.text:
+                reason = reason or FACTS["RANK"]
             text = self._path(readable(word.text, self.template.labels))
             found[name] = Word(text, self._named_line(name, command.line), reason)
         return found
@@ -373,8 +369,10 @@ class Recorder:
     def _tell_decisions(self, run: _Run, other: _Run) -> None:
         """Say which tests are decided by what isn't given, or by files that aren't here."""
         tainted, seen = {*self.names}, set[int]()
-        twins = dict(zip(_places(other.trace), (text for _, text in other.trace), strict=True))
-        for place, (line, text) in zip(_places(run.trace), run.trace, strict=True):
+        twins = dict(
+            zip(traced_places(other.trace), (text for _, text in other.trace), strict=True)
+        )
+        for place, (line, text) in zip(traced_places(run.trace), run.trace, strict=True):
             differs = twins.get(place, text) != text or bool(placeholders.PART.search(text))
             assigned = ASSIGNED.match(text)
             if assigned and differs:
@@ -437,40 +435,6 @@ def _without(letter: str) -> Callable[[re.Match[str]], str]:
     return replaced
 
 
-def _places(trace: list[tuple[int, str]]) -> list[tuple[int, str, int]]:
-    """Where each traced command stands, and the how manieth there it is."""
-    counts, found = Counter[tuple[int, str]](), []
-    for line, text in trace:
-        place = (line, text.split("=", 1)[0].split(" ", 1)[0])
-        counts[place] += 1
-        found.append((*place, counts[place]))
-    return found
-
-
-def _twins(commands: Sequence[Command], others: Sequence[Command]) -> list[Command | None]:
-    """For each command the likest one of another run that stands on the same line."""
-    left, found = list(others), list[Command | None]()
-    for command in commands:
-        fit = [one for one in left if (one.line, one.name) == (command.line, command.name)]
-        best = min(fit, key=lambda one: len(_differing(command.words, one.words)), default=None)
-        found.append(best)
-        if best:
-            left.remove(best)
-    return found
-
-
-def _differing(words: Sequence[Word], others: Sequence[Word]) -> set[int]:
-    """The places of the words that the others don't have alike."""
-    one, two = [word.text for word in words], [word.text for word in others]
-    if len(one) == len(two):
-        return {at for at in range(len(one)) if one[at] != two[at]}
-    if len(one) + len(two) > MOST_WORDS:
-        return set(range(len(one)))
-    blocks = difflib.SequenceMatcher(None, one, two, False).get_matching_blocks()
-    alike = {block.a + i for block in blocks for i in range(block.size)}
-    return set(range(len(one))) - alike
-
-
 def _starts(run: _Run) -> bool:
     names = ("torchrun", "deepspeed", "accelerate")
     return any(
@@ -494,35 +458,3 @@ def _missing(run: _Run) -> tuple[set[str], set[str]]:
 def _other_tokens(text: str, second: bool) -> str:
     """The text with the tokens of the second world, where it is that."""
     return text.replace("@1@", "@22@") if second else text
-
-
-def _trace(text: str) -> list[tuple[int, str]]:
-    """The traced commands, each with its line."""
-    found = list[tuple[int, str]]()
-    for row in text.split("\n")[:MOST_TRACED]:
-        match = re.match(r"\++(\d+)\+(.*)", row)
-        if match:
-            found.append((int(match[1]), re.sub(r"^'\['", "[", match[2])))
-        elif found and len(found[-1][1]) < 2000:
-            found[-1] = (found[-1][0], f"{found[-1][1]}\n{row}")
-    return found
-
-
-def _command(data: bytes, sent: Mapping[str, str]) -> Command | None:
-    """A record of a stand-in, None where it is torn."""
-    parts = data.decode(errors="replace").split("\0")
-    try:
-        parent, line, count = int(parts[0]), int(parts[1]), int(parts[3])
-    except (ValueError, IndexError):
-        return None
-    words = tuple(Word(text, line) for text in parts[4 : 4 + count])
-    env = dict(part.partition("=")[::2] for part in parts[4 + count :] if "=" in part)
-    hidden = re.compile(r"STANDIN_|(SHLVL|PWD|OLDPWD|_|BASH_ENV|HOME)$")
-    exported = {
-        name: Word(value, line)
-        for name, value in env.items()
-        if not hidden.match(name)
-        and sent.get(name) != value
-        and not (name == "PATH" and OWN_PATH.match(value))
-    }
-    return Command(words, exported, parts[2], line, parent) if len(words) == count else None

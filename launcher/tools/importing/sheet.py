@@ -23,7 +23,7 @@ from launcher.runs.runfile.clusters import Slurm
 from launcher.runs.runfile.config import Resources, RunConfig
 from launcher.runs.runfile.source import Origin
 from launcher.runs.runfile.values import parse_gpus
-from launcher.tools.importing.recording import Unfollowed
+from launcher.tools.importing.commands import Unfollowed
 
 NUMBER = re.compile(r"(?=.{1,18}$)[+-]?(?!0\d)(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 ORDER = ("name", "image", "program", "gpus", "nodes", "max_restarts")

@@ -14,9 +14,10 @@ from launcher.base.yamlfile import printable
 from launcher.runs.plan import arguments
 from launcher.runs.plan.program import upstreams
 from launcher.runs.runfile.secrets import has_credential, is_secret, is_secret_option
+from launcher.tools.importing.commands import Unfollowed, Word
 from launcher.tools.importing.counts import set_processes
 from launcher.tools.importing.placeholders import TO_FILL
-from launcher.tools.importing.recording import Recording, Unfollowed, Word
+from launcher.tools.importing.recording import Recording
 from launcher.tools.importing.sheet import NUMBER, Sheet, fits, wrong, yaml_text
 from launcher.tools.importing.starters import Around, exported, parse_around
 from launcher.tools.importing.starts import (
@@ -289,6 +290,8 @@ def _set_option(
         work.sheet.tell(line, f"{name}: a secret isn't written down")
         return
     for word in values:
+        if re.search(r"-tokens?$", name) and TO_FILL.fullmatch(word.text):
+            continue  # <image> is a token's name
         filled = TO_FILL.search(word.text)
         if word.unknown or filled:
             reason = word.unknown or (filled and filled[0])

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from launcher.base.errors import UsageError
 from launcher.base.yamlfile import printable
 from launcher.runs.runfile.values import parse_gpus
-from launcher.tools.importing.recording import Command, Unfollowed, Word
+from launcher.tools.importing.commands import Command, Unfollowed, Word
 
 SHORT = {
     "slurm": "N=nodes n=ntasks c=cpus-per-task t=time p=partition A=account q=qos C=constraint "

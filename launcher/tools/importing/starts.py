@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from launcher.runs.plan.program import upstreams
-from launcher.tools.importing.recording import Command, Word
+from launcher.tools.importing.commands import Command, Word
 
 MODULES = ("torch.distributed.launch", "torch.distributed.run", "torch.distributed.elastic")
 WITH_VALUE = {
