@@ -11,6 +11,7 @@ given are compared with what plain bash starts, word for word.
 from __future__ import annotations
 
 import collections
+import os
 import re
 import sys
 import time
@@ -107,13 +108,15 @@ def _truth(paths: list[Path], most: int) -> int:
 def _as_shown(words: list[str], path: Path) -> list[str]:
     """Words as the importer shows them: relative to the script's folder, with ~."""
     folder = str(path.parent)
-    return [word.replace("/home/me", "~").replace(f"{folder}/", "./") for word in words]
+    shown = (word.replace("/home/me", "~").replace(f"{folder}/", "./") for word in words)
+    return [os.path.normpath(word) if word.startswith((".", "~")) else word for word in shown]
 
 
 def _same(words: list[str], ours: list[Word]) -> bool:
     """Whether each word is equal, but for those that the importer marks as not known."""
     return len(words) == len(ours) and all(
-        a == b.text or b.unknown for a, b in zip(words, ours, strict=True)
+        a in (b.text, os.path.normpath(b.text or ".")) or b.unknown
+        for a, b in zip(words, ours, strict=True)
     )
 
 

@@ -32,15 +32,15 @@ QUIET = "wget curl git pip conda module sleep nvidia-smi"
 
 
 def starts(path: Path, given: Mapping[str, str], arguments: tuple[str, ...]) -> list[list[str]]:
-    """The words of each program that bash starts for the script."""
+    """The words of each program that bash starts; [] where a folder that it goes to isn't there."""
     inner = (
         f"mkdir -p /stub /tmp {path.parent}; cp -r /from/. {path.parent}; cd {path.parent}; "
         f"printf %s \"$STUB\" >/stub/.s; chmod +x /stub/.s; printf '#!/bin/bash\\n' >/stub/.q; "
         f"chmod +x /stub/.q; for n in {REPLACED}; do ln -s .s /stub/$n; done; "
         f"for n in {QUIET}; do ln -s .q /stub/$n; done; unset STUB; "
         "printf '#!/bin/bash\\necho node-0\\n' >/stub/scontrol; chmod +x /stub/scontrol; "
-        'PATH=/stub:$PATH timeout 10 bash "$@" >/dev/null 2>&1 </dev/null; sleep 0.2; '
-        "cat /tmp/starts"
+        'PATH=/stub:$PATH timeout 10 bash "$@" >/dev/null 2>/tmp/err </dev/null; sleep 0.2; '
+        "grep -q ' cd: ' /tmp/err || cat /tmp/starts"
     )
     walls = ["bwrap", "--unshare-all", "--die-with-parent", "--tmpfs", "/", "--proc", "/proc"]
     walls += ["--dev", "/dev", "--ro-bind", "/usr", "/usr", "--symlink", "usr/bin", "/bin"]

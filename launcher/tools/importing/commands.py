@@ -112,3 +112,33 @@ def read_command(data: bytes, sent: Mapping[str, str]) -> Command | None:
         and not (name == "PATH" and OWN_PATH.match(value))
     }
     return Command(words, exported, parts[2], line, parent) if len(words) == count else None
+
+
+@dataclass
+class ScriptRun:
+    """What one run gave."""
+
+    commands: list[Command]
+    trace: list[tuple[int, str]]
+    stderr: str
+    stopped: str
+
+
+def starts_program(run: ScriptRun) -> bool:
+    names = ("torchrun", "deepspeed", "accelerate")
+    return any(
+        one.name in names or any(word.text.endswith(".py") for word in one.words)
+        for one in run.commands
+    )
+
+
+def missing_paths(run: ScriptRun) -> tuple[set[str], set[str]]:
+    """Paths that bash didn't find: those of programs, and those of files that it writes."""
+    programs, written = set(), set()
+    for path in re.findall(r"(?m)line \d+: (\S+): No such file or directory$", run.stderr):
+        called = re.compile(rf"(exec )?'?{re.escape(path)}'?( |$)")
+        if not any(called.match(text) for _, text in run.trace):
+            written.add(path)
+        elif "/" in path:
+            programs.add(path)
+    return programs, {path for path in written if "/" in path}

@@ -12,11 +12,14 @@ from launcher.base.errors import UsageError
 from launcher.tools.importing import placeholders
 from launcher.tools.importing.commands import (
     Command,
+    ScriptRun,
     Unfollowed,
     Word,
     differing_words,
+    missing_paths,
     read_command,
     read_trace,
+    starts_program,
     traced_places,
     twins_of,
 )
@@ -87,16 +90,6 @@ class World:
     only: str = ""
 
 
-@dataclass
-class _Run:
-    """What one run gave."""
-
-    commands: list[Command]
-    trace: list[tuple[int, str]]
-    stderr: str
-    stopped: str
-
-
 class Recorder:
     """Runs one script, as often as it needs to know what depends on what."""
 
@@ -115,9 +108,9 @@ class Recorder:
     def record(self) -> Recording:
         """The recording. Raises UsageError where the script had to be stopped before a start."""
         world, run = self._first(World(1))
-        if not _starts(run) and not run.stopped:
+        if not starts_program(run) and not run.stopped:
             further, beyond = self._first(replace(world, beyond=True))
-            if _starts(beyond):
+            if starts_program(beyond):
                 world, run = further, beyond
                 self._tell_exits(run)
         if run.stopped and not run.commands:
@@ -131,12 +124,12 @@ class Recorder:
         commands = self._compared(run, other, world)
         return Recording(tuple(commands), tuple(dict.fromkeys(self.told)))
 
-    def _first(self, world: World) -> tuple[World, _Run]:
+    def _first(self, world: World) -> tuple[World, ScriptRun]:
         """A run in which values are numbers where they must be, and programs are there."""
         for _ in range(MOST_RUNS):
             run = self._run(world)
             numeric = placeholders.to_numbers(run.stderr, run.trace)
-            programs, written = _missing(run)
+            programs, written = missing_paths(run)
             undecided = self._undecided(run)
             further = replace(
                 world,
@@ -150,7 +143,7 @@ class Recorder:
             world = further
         return world, run
 
-    def _undecided(self, run: _Run) -> list[str]:
+    def _undecided(self, run: ScriptRun) -> list[str]:
         """Variables that are set in what was passed over by a test of what isn't known, alone."""
         text = self.template.text
         assigned = {match[1] for _, row in run.trace if (match := ASSIGNED.match(row))}
@@ -173,7 +166,7 @@ class Recorder:
         self.template = replace(self.template, labels={**self.template.labels, **labels})
         return [name for name in found if name not in self.given]
 
-    def _run(self, world: World) -> _Run:
+    def _run(self, world: World) -> ScriptRun:
         text = self.template.text
         if world.number == 2:
             text = text.replace("@1@", "@22@")
@@ -235,7 +228,7 @@ class Recorder:
         names = {name: self._value(name, world) for name in self.names}
         return {**answers, **jobs, **machine.variables, **names, **self.given}
 
-    def _read(self, outcome: Outcome, world: World) -> _Run:
+    def _read(self, outcome: Outcome, world: World) -> ScriptRun:
         sent = self._environment(world)
         commands = []
         for number in sorted(int(name) for name in outcome.files if name.isdigit()):
@@ -244,11 +237,11 @@ class Recorder:
                 commands.append(command)
         trace = read_trace(outcome.files.get("trace", b"").decode(errors="replace"))
         stderr = outcome.files.get("stderr", b"").decode(errors="replace")
-        return _Run(commands, trace, stderr, outcome.stopped)
+        return ScriptRun(commands, trace, stderr, outcome.stopped)
 
     # What depends on what
 
-    def _compared(self, run: _Run, other: _Run, world: World) -> list[Command]:
+    def _compared(self, run: ScriptRun, other: ScriptRun, world: World) -> list[Command]:
         """The run's commands, each word marked that depends on what isn't known."""
         if len(run.commands) != len(other.commands):
             self.told.append(Unfollowed(1, "how many commands it runs depends on what isn't given"))
@@ -276,7 +269,7 @@ class Recorder:
 
     def _ranked(
         self,
-        run: _Run,
+        run: ScriptRun,
         world: World,
         differing: list[set[int]],
         causes: dict[tuple[int, int], list[str]],
@@ -293,7 +286,7 @@ class Recorder:
         return twins
 
     def _causes(
-        self, run: _Run, world: World, differing: Sequence[set[int]]
+        self, run: ScriptRun, world: World, differing: Sequence[set[int]]
     ) -> dict[tuple[int, int], list[str]]:
         """What each word depends on that differs and shows no name: one value is another, each."""
         open_ = {
@@ -357,7 +350,7 @@ class Recorder:
 
     # What is said of a run
 
-    def _tell_exits(self, run: _Run) -> None:
+    def _tell_exits(self, run: ScriptRun) -> None:
         for line, text in run.trace:
             if re.match(r"exit\b", text):
                 self.told.append(
@@ -366,7 +359,7 @@ class Recorder:
                 return
         self.told.append(Unfollowed(1, "it ends after a failure here: that is passed over"))
 
-    def _tell_decisions(self, run: _Run, other: _Run) -> None:
+    def _tell_decisions(self, run: ScriptRun, other: ScriptRun) -> None:
         """Say which tests are decided by what isn't given, or by files that aren't here."""
         tainted, seen = {*self.names}, set[int]()
         twins = dict(
@@ -402,7 +395,7 @@ class Recorder:
                 continue
             seen.add(line)
 
-    def _tell_files(self, run: _Run) -> None:
+    def _tell_files(self, run: ScriptRun) -> None:
         """Say which files it reads further lines from that aren't here, and what bash refuses."""
         for match in re.finditer(r"(?m)line (\d+): (syntax error.*)$", run.stderr):
             self.told.append(Unfollowed(int(match[1]), f"bash says: {match[2]}"))
@@ -433,26 +426,6 @@ def _without(letter: str) -> Callable[[re.Match[str]], str]:
         return f"{match[1]}{left}" if left else re.sub(r"set .*", ":", match[1])
 
     return replaced
-
-
-def _starts(run: _Run) -> bool:
-    names = ("torchrun", "deepspeed", "accelerate")
-    return any(
-        one.name in names or any(word.text.endswith(".py") for word in one.words)
-        for one in run.commands
-    )
-
-
-def _missing(run: _Run) -> tuple[set[str], set[str]]:
-    """Paths that bash didn't find: those of programs, and those of files that it writes."""
-    programs, written = set(), set()
-    for path in re.findall(r"(?m)line \d+: (\S+): No such file or directory$", run.stderr):
-        called = re.compile(rf"(exec )?'?{re.escape(path)}'?( |$)")
-        if not any(called.match(text) for _, text in run.trace):
-            written.add(path)
-        elif "/" in path:
-            programs.add(path)
-    return programs, {path for path in written if "/" in path}
 
 
 def _other_tokens(text: str, second: bool) -> str:
