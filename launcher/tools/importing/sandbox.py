@@ -25,6 +25,7 @@ SECONDS = 10
 MEMORY = 1_000_000_000
 PROCESSES = 300
 OUTPUT = 40_000_000
+MOST_IMAGES = 12
 DISK = 64 * 2**20
 SYSTEM = ("/bin", "/sbin", "/lib", "/lib64", "/etc/alternatives", "/etc/ld.so.cache")
 INSIDE = "/run/standin"
@@ -198,9 +199,14 @@ class Container:
         )
         if listed.returncode:
             return "no container engine answers"
-        having = re.compile(r"pytorch|megatron|launchpad|debian|ubuntu|python")
-        self.image = next((one for one in listed.stdout.split() if having.search(one)), "")
-        return "" if self.image else "no image with bash is here"
+        having = re.compile(r"pytorch|megatron|debian|ubuntu|python|launchpad")
+        for image in [one for one in listed.stdout.split() if having.search(one)][:MOST_IMAGES]:
+            tried = ["docker", "run", "--rm", "--network", "none", "--pull", "never"]
+            tried += ["--entrypoint", "/bin/bash", image, "-pc", "type tar timeout find"]
+            if not subprocess.run(tried, capture_output=True, check=False).returncode:
+                self.image = image
+                return ""
+        return "no image with bash is here"
 
     def run(self, call: ScriptCall, env: Mapping[str, str]) -> Outcome:
         """The outcome of the call; what lies beside the script is seen where the engine sees it."""
@@ -223,7 +229,7 @@ class Container:
         argv += ["--user", "1000:1000", "--cap-drop", "ALL", "--security-opt", "no-new-privileges"]
         argv += ["--memory", str(MEMORY), "--pids-limit", str(PROCESSES), "--pull", "never"]
         for place in sorted(writable):
-            argv += ["--tmpfs", f"{place}:exec,mode=1777,size={DISK}"]
+            argv += ["--tmpfs", f"{place}:exec,uid=1000,gid=1000,mode=755,size={DISK}"]
         argv += ["--volume", f"{call.folder}:/run/beside:ro", "--entrypoint", "/bin/bash"]
         for key, value in {**env, **places}.items():
             argv += ["--env", f"{key}={value}"]
