@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from launcher.base.settings import Settings
-from tests.e2e.site import RUNNER, Site, leaves_to_others, until
+from tests.e2e.site import RUNNER, Site, leaves_to_others, program, until
 from tests.e2e.slurm import cluster
 from tests.e2e.test_compose import COUNTING, FAILING
 from tests.e2e.test_compose import MEETING as MEETING_ONE_BY_ONE
@@ -82,6 +82,18 @@ class OnCluster(Site):
         options: dict[str, Any] = {"capture_output": True, "text": True, "check": True}
         return str(subprocess.run(argv, env=self.environment, **options).stdout)
 
+    def stand_in(self, runner: str = RUNNER) -> str:
+        """What gives the nodes a python3 that is this one, but for the runner."""
+        (self.folder / "bin").mkdir(exist_ok=True)
+        (self.folder / "runner.py").write_text(runner)
+        payload = f"$(echo {self.folder}/runs/.payloads/*)"  # in an image that is none
+        lines = [f'set -- "${{1/#\\/opt\\/launchpad/{payload}}}" "${{@:2}}"']
+        python = shlex.quote(sys.executable)
+        lines += [f'[ "$2" != runner ] || exec {python} {self.folder}/runner.py "$@"']
+        script = "\n".join(["#!/bin/bash", *lines, f'exec {python} "$@"', ""])
+        program(self.folder / "bin/python3", script)
+        return f'export PATH={shlex.quote(str(self.folder / "bin"))}:"$PATH"'
+
     def counts(
         self,
         program: str = MEETING + COUNTING,
@@ -90,9 +102,7 @@ class OnCluster(Site):
         **more: Any,
     ) -> None:
         """Two nodes of a program that needs no torch, with a stand-in for the runner."""
-        (self.folder / "runner.py").write_text(RUNNER)
-        start = shlex.join([sys.executable, str(self.folder / "runner.py")])
-        keys = {"setup": f'python3() {{ exec {start} "$@"; }}'} | more
+        keys = {"setup": self.stand_in()} | more
         config = {"image": "cpu", "gpus": gpus, "program": "./program.py", "nodes": 2}
         self.write({**config, "mounts": [*mounts], "slurm": {"container": "none", **keys}}, program)
 
@@ -134,7 +144,7 @@ def test_a_node_without_what_the_options_import_starts_no_rank(
     config |= {"logging": {**TINY["logging"], "wandb_project": "p", "wandb_exp_name": "e"}}
     config |= {"env": {"PYTHONPATH": str(here.folder / "modules")}}
     config |= {"training": {**TINY["training"], "train_iters": 2}}
-    setup = f'python3() {{ exec {shlex.quote(sys.executable)} "$@"; }}'
+    setup = f'export PATH={shlex.quote(os.path.dirname(sys.executable))}:"$PATH"'
     here.write({**config, "slurm": {"container": "none", "setup": setup}}, "")
     started = here.start("run", "run.yaml", "--backend", "slurm")
     code, said = started.ends(), f"{started!r}"
@@ -401,20 +411,20 @@ def test_a_container_that_does_not_start_is_the_failure(
 
     To srun a task without a container of pyxis' is one that a prolog had end before it began.
     """
-    python = f'python3() {{ exec /usr/bin/python3 {here.folder}/runner.py "$@"; }}'
+    setup = [here.stand_in()]
     if container == "none":  # a stand-in for pyxis
         prolog = here.folder / "prolog"
         prolog.write_text('#!/bin/sh\n[ "$SLURM_NODEID" = 0 ]\n')
         prolog.chmod(0o755)
         here.cluster = here.cluster | {"SLURM_TASK_PROLOG": str(prolog)}
     else:  # and for apptainer
-        python += """; export -f python3; apptainer() {
-          [ "$SLURM_NODEID" = 0 ] || { echo "FATAL: no image" >&2; return 255; }; "${@: -3}"; }"""
+        fatal = '[ "$SLURM_NODEID" = 0 ] || { echo "FATAL: no image" >&2; return 255; }'
+        setup += [f'apptainer() {{ {fatal}; "${{@: -3}}"; }}']
     mounts = [{"source": "runner.py", "target": str(here.folder / "runner.py")}]
-    asked = {"container": container, "image": "cpu", "setup": python}
+    asked = {"container": container, "image": "cpu", "setup": setup}
     here.counts("import sys\n" + program, mounts, **asked)
-    started = here.done("run", "run.yaml", "--backend", "slurm")
-    assert started.process.returncode == 125, started
+    started = here.start("run", "run.yaml", "--backend", "slurm")
+    assert started.ends() == 125, started
     told = {
         "apptainer": "FATAL: no image",
         "none": "slurmstepd-n1: error: --task-prolog failed status=1",

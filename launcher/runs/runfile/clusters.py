@@ -53,7 +53,8 @@ class Slurm(Strict):
     """What a job asks of Slurm; `options` are further ones of sbatch, by their long names.
 
     `image` is what the nodes know the image by, where that isn't its name: a .sqsh, a .sif
-    or a registry's. `setup` are lines of shell that each node runs first: modules, or a venv.
+    or a registry's. `setup` is shell that each node runs first, as text or as a list of lines:
+    modules, or a venv. `gpu_type` is the type of the GPUs, as sinfo has it: h100.
     `signal` is how many seconds before the end of its `time` a run saves and stops; with `requeue`
     the job then waits in the queue again, and goes on.
     An `array` is as many runs of the file as it has tasks; with %1 it is one run, with which each
@@ -62,7 +63,8 @@ class Slurm(Strict):
 
     container: Literal["none", "docker", "podman", "pyxis", "apptainer"] = "none"
     image: Text | None = None
-    setup: Text | None = None
+    setup: Text | list[Line] | None = None
+    gpu_type: Annotated[Text, Matching(r"[A-Za-z0-9][\w.-]*", "a type of GPUs: h100")] | None = None
     time: Time | None = None
     partition: Line | None = None
     account: Line | None = None
@@ -95,6 +97,12 @@ class Slurm(Strict):
             if name in (*Slurm.model_fields, *OURS):
                 raise ValueError(f"options.{name}: it has a key of its own, or is the launcher's")
         return self
+
+    @property
+    def setup_lines(self) -> list[str]:
+        """The lines of `setup`."""
+        asked = self.setup or []
+        return asked.splitlines() if isinstance(asked, str) else [*asked]
 
     @property
     def is_chain(self) -> bool:

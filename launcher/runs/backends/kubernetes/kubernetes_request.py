@@ -235,9 +235,11 @@ def _argv(plan: Plan, asked: Kubernetes) -> tuple[str, ...]:
     """
     if asked.kind == "trainjob" and plan.workdir:
         return ("env", f"--chdir={plan.workdir}", *_unpacking(plan), *plan.argv)
-    again = shown.going_on(plan, "kubernetes.restarts", "RESTART") if asked.restarts else ""
     argv = (*_unpacking(plan), *plan.argv)
-    return ("sh", "-c", f'exec "$@"{again}', "sh", *argv) if again else argv
+    if not (saved := shown.goes_on_from(plan, "kubernetes.restarts") if asked.restarts else ""):
+        return argv
+    again = f'[ "$RESTART" -eq 0 ] || set -- "$@" --load {shlex.quote(saved)}; exec "$@"'
+    return ("sh", "-c", again, "sh", *argv)
 
 
 def _unpacking(plan: Plan) -> tuple[str, ...]:

@@ -85,11 +85,16 @@ class SlurmBackend(host.SchedulerBackend):
     def rootless(self) -> bool:
         return self.asked.container in ("podman", "apptainer", "pyxis")
 
+    def _say_limit(self) -> None:
+        if not self.asked.time:
+            host.tell("slurm.time isn't set: the partition's own time limit counts")
+
     def start(self, plan: Plan, *, attach: bool) -> Job:
         from launcher.runs.backends.slurm import slurm_job
 
         if plan.tie:
             raise UsageError("--tie: a Slurm job outlives its launcher", "Set slurm.time instead.")
+        self._say_limit()
         asked = self.request(plan)
         return slurm_job.submit({0: plan}, {0: asked}, [asked.path])[0]
 
@@ -97,6 +102,7 @@ class SlurmBackend(host.SchedulerBackend):
         """Start the runs that are an array's tasks, by their numbers."""
         from launcher.runs.backends.slurm import slurm_job
 
+        self._say_limit()
         asked = {number: self.request(plan) for number, plan in plans.items()}
         script = array(plans, self.asked, settings().runs, self._sizes())
         return [*slurm_job.submit(plans, asked, [], script)]
