@@ -14,6 +14,7 @@ from pydantic import ConfigDict, Field, model_serializer, model_validator
 from launcher.runs.payload import PYTHON
 from launcher.runs.runfile.clusters import Kubernetes, Slurm
 from launcher.runs.runfile.values import (
+    Device,
     Extra,
     Flag,
     Fraction,
@@ -230,6 +231,7 @@ class Resources(Strict):
     """What the container is given; the defaults are what NVIDIA's images ask for.
 
     `ipc` not given is the host's for several processes with GPUs, and else private, with room.
+    `devices` not given are InfiniBand's for several nodes, where a node has them: /dev/infiniband.
     """
 
     ipc: Literal["host", "private", "shareable"] | None = None
@@ -237,6 +239,10 @@ class Resources(Strict):
     memory: Size | None = None
     ulimits: dict[Text, Annotated[int, Field(strict=True, ge=-1)]] | None = None
     network: Text | None = None
+    devices: list[Device] | None = None
+    cap_add: list[Annotated[Text, Matching("[A-Z_]+", "a capability: IPC_LOCK")]] = Field(
+        default_factory=list
+    )
     user: Annotated[Text, Matching(r"\d+(:\d+)?|auto|image", "auto, image or 1000:1000")] = "auto"
     no_new_privileges: Flag = True
     workdir: Text | None = None

@@ -343,6 +343,11 @@ def test_a_value_is_nothing_but_a_value(full: Plan) -> None:
         ("", {"secrets": {}}, r"env.WANDB_API_KEY: a secret's value .*\n.*WANDB_API_KEY: SECRET"),
         ("", {"secrets": {"WANDB_API_KEY": "a/b"}}, r"secrets.HF_TOKEN: a secret's value"),
         ("gpus: 8|gpus: 'device=0,1'", {}, "gpus: device=0,1: the cluster chooses"),
+        (
+            "resources: {|resources: {devices: [/dev/fuse], ",
+            {},
+            "devices: /dev/fuse: a cluster gives",
+        ),
         ("resources: {|resources: {network: none, ", {}, "network: none: a pod has the cluster's"),
     ],
 )

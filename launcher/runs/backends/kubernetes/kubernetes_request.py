@@ -117,6 +117,9 @@ def _refuse(plan: Plan, asked: Kubernetes) -> None:
         faults.add("nodes.min: a job has all its pods or none here", "Leave it out.")
     if plan.network not in (None, "host"):
         faults.add(f"resources.network: {plan.network}: a pod has the cluster's", "Leave it out.")
+    if plan.devices:
+        remedy = "Ask for what the cluster calls them: kubernetes.resources: {rdma/ib: 1}."
+        faults.add(f"resources.devices: {plan.devices[0]}: a cluster gives them out", remedy)
     if redacted(plan.argv) != plan.argv:
         faults.add("a secret among the program's arguments would stand in the cluster's objects")
     values = [name for name, value in plan.env if value is None or is_secret(name, value)]
@@ -177,6 +180,7 @@ def _manifest(plan: Plan, asked: Kubernetes, environ: Mapping[str, str]) -> Dict
         env=_env(plan, asked, environ),
         limits=_limits(plan, asked),
         requests=_requests(plan, asked),
+        capabilities={"add": [*plan.cap_add]} if plan.cap_add else None,
         config_map=config_map_name(plan) if plan.payload else None,
         unpacked_from=AT,
         unpacked_to=TARGET,

@@ -20,7 +20,7 @@ from launcher.base.names import LABEL
 from launcher.runs.backends import shown
 from launcher.runs.backends.docker import docker_request
 from launcher.runs.backends.slurm import slurm_queue
-from launcher.runs.plan.plan import Plan
+from launcher.runs.plan.plan import INFINIBAND, Plan
 from launcher.runs.runfile.clusters import Slurm
 from launcher.runs.runfile.secrets import is_secret
 from launcher.runs.runfile.values import Gpus
@@ -107,6 +107,11 @@ def request(plan: Plan, asked: Slurm, folder: Path, sizes: Iterable[NodeSize] = 
 
     sizes: of the nodes, where Slurm says them
     """
+    if plan.cap_add and asked.container in INSIDE:
+        raise UsageError(
+            f"resources.cap_add: {asked.container} starts containers without rights of their own",
+            "Leave it out: locked memory is the nodes' own limit there.",
+        )
     again, restart = CHAIN if asked.is_chain else REQUEUE
     goes_on, saved = asked.requeue or asked.is_chain, _saved(plan, asked)
     script = _rendered(
@@ -241,6 +246,7 @@ def _of_node(plan: Plan, asked: Slurm) -> dict[str, object]:
         "payload": shlex.quote(plan.payload.source) if plan.payload else "",
         "image_variable": alike.IMAGE,
         "layers": shlex.join(layers) if plan.nodes > 1 else "",
+        "infiniband": INFINIBAND,
         "apptainer": _wrapped(_apptainer(plan, asked)),
     }
 
@@ -292,6 +298,8 @@ def _engine(plan: Plan, asked: Slurm) -> list[str]:
         target = plan.payload.target
         mount = f'--mount "type=bind,source=$payload/launcher,target={target},readonly"'
         words.insert(2, shown.Variable(mount))
+    if plan.own_devices:
+        words.insert(2, shown.Variable('"${devices[@]}"'))
     if plan.gpus.count:
         words.insert(2, shown.Variable(r'''--gpus "\"device=$CUDA_VISIBLE_DEVICES\""'''))
     return words
@@ -325,6 +333,7 @@ def _srun(plan: Plan, asked: Slurm) -> str:
     words += ["--ntasks-per-node=1"] if plan.fewer else []
     if asked.container == "pyxis":
         binds = [f"{m.source}:{m.target}{':ro' * m.read_only}" for m in plan.mounts]
+        binds += [one if ":" in one else f"{one}:{one}" for one in plan.devices]
         words += [f"--container-image={asked.image or plan.image}", "--no-container-mount-home"]
         words += [f"--container-workdir={plan.workdir}"] if plan.workdir else []
         mounts = shlex.quote("--container-mounts=" + ",".join([*binds, ""]))

@@ -37,11 +37,13 @@ node() {
   payload=$(mktemp -d) || return 121
   chmod 755 "$payload"
   cp -R -- /home/user/runs/.payloads/PAYLOAD/launcher "$payload/" || return 121
+  devices=()
+  [ ! -e /dev/infiniband ] || devices=(--device /dev/infiniband)
   trap : TERM
   python3 "$payload/launcher/agent/node.py" "$folder" "$restart" \
     --report "podman exec $name python3 /opt/launchpad/launcher/agent/start.py stall.stall" \
     --needs '/shared/save dir' /home/user/work/checkpoints/gpt2 -- \
-    podman run --gpus "\"device=$CUDA_VISIBLE_DEVICES\"" \
+    podman run --gpus "\"device=$CUDA_VISIBLE_DEVICES\"" "${devices[@]}" \
     --mount "type=bind,source=$payload/launcher,target=/opt/launchpad/launcher,readonly" --rm \
     --name "$name" --init --ipc host --network host --user 1000:100 --workdir /tmp \
     --security-opt no-new-privileges --ulimit memlock=-1 --ulimit stack=67108864 \
