@@ -59,6 +59,13 @@ def slurm(site: Settings, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         yield env
 
 
+@pytest.fixture
+def three(site: Settings, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """A cluster of three nodes."""
+    with cluster(site.cache, tmp_path_factory.mktemp("three"), 3) as env:
+        yield env
+
+
 class OnCluster(Site):
     """A folder from which runs are submitted."""
 
@@ -166,6 +173,34 @@ def test_the_first_node_to_fail_is_named_and_ends_the_others(here: OnCluster) ->
     started = here.start("run", "run.yaml", "--backend", "slurm")
     assert started.ends() == 3
     assert started.told()[-1].endswith("failed: node-1: rank 1 exited with code 3")
+
+
+XID = """
+import os, sys
+host = os.environ["SLURMD_NODENAME"]
+print("runs on", host, flush=True)
+if host == "n0":
+    print("NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus.", file=sys.stderr)
+    sys.exit(1)
+"""
+
+
+def test_a_bad_node_is_named_remembered_and_left_out(
+    three: dict[str, str], here: OnCluster
+) -> None:
+    """Of three: Slurm gives the first one each time, and the third start fails as well."""
+    here.cluster = three
+    here.counts(XID, exclude="auto")
+    for _ in range(2):
+        started = here.done("run", "run.yaml", "--backend", "slurm")
+        assert started.process.returncode == 1, started
+        assert "the node n0 is to blame: a GPU is broken" in started.err
+    listed = here.done("nodes").out.splitlines()
+    assert [line.split()[:3] for line in listed[1:]] == [["n0", "2", "2"]]
+    again = here.done("run", "run.yaml", "--backend", "slurm")
+    assert again.process.returncode == 0, again
+    assert "n0 is left out: 2 failures in 7 days (a GPU is broken)" in again.err
+    assert sorted(again.out.splitlines()) == ["node-0 | runs on n1", "node-1 | runs on n2"]
 
 
 def test_a_failed_run_is_submitted_again(here: OnCluster) -> None:

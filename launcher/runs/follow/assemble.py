@@ -274,7 +274,7 @@ def _host(chosen: Backend, asked: RunRequest, *, rootless: bool) -> Host:
         groups=who.groups,
         runs=str(settings().runs),
         payload=payload.keep(settings().runs, asked.payload),
-        infiniband=chosen.shares_files and not chosen.scheduled and os.path.isdir(INFINIBAND),
+        infiniband=not chosen.scheduled and os.path.isdir(INFINIBAND),
     )
 
 

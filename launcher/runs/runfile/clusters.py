@@ -50,7 +50,7 @@ def _tasks(array: str) -> list[int]:
 
 
 class Exclude(Strict):
-    """Nodes to leave out: those that failed so often in so many days, for a cause of their own."""
+    """`auto`, or its numbers: leave out what failed so often in so many days of its own cause."""
 
     failures: Positive = 2
     days: Positive = 7

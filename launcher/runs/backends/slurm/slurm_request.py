@@ -32,7 +32,7 @@ ENGINES = ("docker", "podman")
 INSIDE = ("pyxis", "apptainer")
 """With those a node's shell is in the container: srun starts it there."""
 
-SAME = ("time", "partition", "account", "qos", "constraint", "reservation", "dependency")
+SAME = ("exclude", "time", "partition", "account", "qos", "constraint", "reservation", "dependency")
 """Keys that are sbatch's options of the same names."""
 
 SIZES = ("sinfo", "--noheader", "--exact", "--format=%P|%c|%m|%G")

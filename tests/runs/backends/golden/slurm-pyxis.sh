@@ -16,7 +16,9 @@ set -u
 export folder=/shared/runs/0a1b2c3d restart="${SLURM_RESTART_COUNT:-0}"
 
 # The nodes meet at the first one, on a port by the job's number, below the ephemeral ones.
-first=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+hosts=$(scontrol show hostnames "$SLURM_JOB_NODELIST")
+echo "$hosts" > "$folder/hosts"
+first=${hosts%%$'\n'*}
 address=$(scontrol show node "$first" | sed -n 's/.*NodeAddr=\([^ ]*\).*/\1/p')
 export PET_NNODES="$SLURM_JOB_NUM_NODES" PET_MASTER_ADDR="${address:-$first}"
 export PET_MASTER_PORT="$((20000 + SLURM_JOB_ID % 10000))"
