@@ -52,7 +52,8 @@ class Plan:
     user laid over; the same as words stand in `argv`.
     `secrets` maps variables to the files of the host that hold their values. `checkpoints` is the
     folder of the host that is saved to. A run with `tie` stops when its standard input is closed.
-    `fewer`: smaller node counts that the run may start with. With `own_devices` a node looks
+    `fewer`: smaller node counts that the run may start with; `spare`: more nodes, of which the
+    fittest take part. With `own_devices` a node looks
     itself whether it has InfiniBand's devices: nobody knows which machine it will be.
     """
 
@@ -86,6 +87,7 @@ class Plan:
     devices: tuple[str, ...] = ()
     own_devices: bool = False
     cap_add: tuple[str, ...] = ()
+    spare: int = 0
 
     @property
     def payload(self) -> Mount | None:
@@ -199,6 +201,7 @@ def make_plan(run: Resolved, host: Host, stamp: Stamp, *, tie: bool = False) -> 
         devices=_devices(config, host),
         own_devices=config.resources.devices is None and config.nodes.count > 1 and host.scheduled,
         cap_add=tuple(config.resources.cap_add),
+        spare=config.nodes.spare,
     )
 
 
@@ -223,6 +226,10 @@ def _fewer(
     config: RunConfig, origin: Origin, host: Host, processes: int, release: str | None
 ) -> tuple[int, ...]:
     """The numbers of nodes that will do as well. Raises UsageError."""
+    if config.nodes.spare and not host.scheduled:
+        raise UsageError(
+            f"{origin.place('nodes.spare')}: no scheduler gives more nodes here", "Leave it out."
+        )
     if config.nodes.min and host.every_node:
         raise UsageError(
             f"{origin.place('nodes.min')}: all nodes are on this machine, and none stays away",
@@ -237,6 +244,7 @@ def _runner(
     """The runner's own part of the command line."""
     argv = [config.image.python, host.entry, "runner", "--processes-per-node", str(processes)]
     argv += ["--fewer", ",".join(map(str, fewer))] if fewer else []
+    argv += ["--wanted", str(config.nodes.count)] if config.nodes.spare else []
     argv += ["--grace", str(config.resources.stop_grace)]
     if config.checkpoint.keep and config.checkpoint.save:
         argv += ["--checkpoints", config.checkpoint.save, "--keep", str(config.checkpoint.keep)]
@@ -378,7 +386,7 @@ def _labels(
         "name": config.name,
         "image": image,
         "created": stamp.created,
-        "nodes": str(config.nodes.count),
+        "nodes": str(config.nodes.count + config.nodes.spare),
         "processes": str(processes),
         "gpus": config.gpus,
         "stop_grace": str(config.resources.stop_grace + AFTER_GRACE),

@@ -30,7 +30,7 @@ OF_OTHERS = {
 }
 """What other nodes say of one."""
 
-PAIR = re.compile(r"node (\d+) \(.*?\) to node (\d+) \(.*?\): ")
+PAIR = re.compile(r"\bnode (\d+)(?: \(.*?\))? to node (\d+) \(.*?\): ")
 """Of two nodes one doesn't reach the other, or slowly: the one that is in several is to blame."""
 
 BY_SLURM = re.compile(r"srun: error: Node failure on ([A-Za-z0-9][\w.-]*)")

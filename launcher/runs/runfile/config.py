@@ -259,11 +259,13 @@ class Nodes(Strict):
     """Several machines: this one's number, and where the first one is reached.
 
     Where one launcher starts all of them, the count says it all. `min` is how few will do where
-    some don't come, or come again after a failure.
+    some don't come, or come again after a failure. `spare` are more nodes that Slurm is asked for:
+    of all, those take part that pass the look before the start.
     """
 
     count: Positive = 1
     min: Positive | None = None
+    spare: Whole = 0
     rank: Whole = 0
     master_addr: Text | None = None
     master_port: Annotated[int, Field(strict=True, gt=0, lt=65536)] = 29500
@@ -280,6 +282,8 @@ class Nodes(Strict):
             raise ValueError(f"rank {self.rank} isn't one of {self.count} nodes, 0 the first")
         if self.min and self.min > self.count:
             raise ValueError(f"min {self.min} is more than all {self.count} nodes")
+        if self.spare and (self.min or self.count == 1):
+            raise ValueError("spare goes with several nodes, and without min")
         return self
 
 

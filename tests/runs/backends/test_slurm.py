@@ -235,6 +235,20 @@ def test_slurm_may_give_fewer_nodes_where_any_number_will_do(plan: Planner) -> N
         script(plan("gpt2.yaml", *sets, "training.global_batch_size=16", host=host))
 
 
+def test_spare_nodes_are_asked_for_and_their_end_ends_no_others(plan: Planner) -> None:
+    """A site's WaitTime ends all others a minute after the first task's end."""
+    host = replace(HOST, scheduled=True, contained=False)
+    found = plan("gpt2.yaml", "nodes.count=2", "nodes.spare=1", "gpus=2", host=host)
+    told = script(found)
+    assert "#SBATCH --nodes=2-3\n" in told
+    assert "#SBATCH --ntasks-per-node" not in told
+    assert "--ntasks-per-node=1 --wait=0 " in told
+    assert " --wanted 2 " in told
+    assert dict(found.labels)["megatron-launchpad.nodes"] == "3"
+    with pytest.raises(UsageError, match="no scheduler gives more nodes"):
+        plan("gpt2.yaml", "nodes.count=2", "nodes.spare=1", "nodes.master_addr=a", "gpus=2")
+
+
 def test_no_secret_is_in_it(plan: Planner) -> None:
     """The script stays in the run's folder; the value goes by sbatch's own environment."""
     host = replace(HOST, scheduled=True, contained=False)

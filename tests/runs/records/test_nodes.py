@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from launcher.agent.ranks import ring
 from launcher.cli import main
 from launcher.runs.plan.job import ExitStatus
 from launcher.runs.records import nodes, record
@@ -17,6 +18,23 @@ from launcher.runs.runfile.clusters import Exclude, Kubernetes, Slurm
 HOSTS = ("n0", "n1", "n2")
 NOW = datetime(2026, 1, 9, tzinfo=timezone.utc)
 XID = "node-1 | NVRM: Xid (PCI:0000:3b:00): 79, pid=1, GPU has fallen off the bus.\n"
+
+
+def found(*megabytes: float) -> list[dict[str, object]]:
+    """What a ring found: so many MB/s to each node from the one before, or nothing."""
+    return [
+        {
+            "host": "h",
+            "sent": "",
+            "got": ring.SIZE * bool(mb),
+            "seconds": ring.SIZE / 1e6 / (mb or 1),
+        }
+        for mb in megabytes
+    ]
+
+
+def said(lines: list[str]) -> str:
+    return "".join(f"node-0 |   {line}\n" for line in lines)
 
 
 @pytest.mark.parametrize(
@@ -48,12 +66,12 @@ XID = "node-1 | NVRM: Xid (PCI:0000:3b:00): 79, pid=1, GPU has fallen off the bu
             ("n1", "its processes are held"),
         ),
         (
-            "node-0 |   node 0 (h) to node 1 (h): 2.0 MB/s, a slow link\n"
-            "node-0 |   node 1 (h) to node 2 (h): 3.0 MB/s, a slow link\n",
+            said(ring.slow(found(99, 2, 3))),
             "",
             ("n1", "its link is slow or broken"),
         ),
-        ("node-0 |   node 0 (h) to node 1 (h): 2.0 MB/s, a slow link\n", "on node-0", ("n0", "")),
+        (said(ring.broken(found(99, 0, 0))), "", ("n1", "its link is slow or broken")),
+        (said(ring.slow(found(99, 2, 99))), "on node-0", ("n0", "")),
         ("node-2 | OSError: [Errno 28] No space left on device\n", "", ("n2", "a disk is full")),
         (
             "node-2 | OSError: [Errno 28] No space left on device\n"

@@ -113,6 +113,8 @@ def _refuse(plan: Plan, asked: Kubernetes) -> None:
     faults = Faults()
     if plan.gpus.devices:
         faults.add(f"gpus: {plan.gpus}: the cluster chooses which", "Give their number.")
+    if plan.spare:
+        faults.add("nodes.spare: a job has exactly its pods here", "Leave it out.")
     if plan.fewer:
         faults.add("nodes.min: a job has all its pods or none here", "Leave it out.")
     if plan.network not in (None, "host"):

@@ -187,7 +187,9 @@ def _options(
     told: dict[str, object] = {
         "job-name": docker_request.container_name(plan),
         "nodes": _nodes(plan),
-        "ntasks-per-node": None if plan.fewer else 1,  # of a range it would take the fewest
+        "ntasks-per-node": None
+        if plan.fewer or plan.spare
+        else 1,  # of a range it would take the fewest
         "gpus-per-node": _gpus(plan, asked),
         **{name: getattr(asked, name) for name in SAME},
         "array": asked.array if asked.is_chain else None,
@@ -213,6 +215,8 @@ def _gpus(plan: Plan, asked: Slurm) -> str | None:
 
 def _nodes(plan: Plan) -> str:
     """How many; Slurm gives any number of a range. Raises UsageError where not all will do."""
+    if plan.spare:
+        return f"{plan.nodes}-{plan.nodes + plan.spare}"
     if not plan.fewer:
         return str(plan.nodes)
     least = plan.fewer[0]
@@ -330,7 +334,8 @@ def _container_here() -> str:
 def _srun(plan: Plan, asked: Slurm) -> str:
     """What starts the nodes; of their output each has its own files."""
     words = ["srun", "--kill-on-bad-exit=0", "--open-mode=append"]
-    words += ["--ntasks-per-node=1"] if plan.fewer else []
+    words += ["--ntasks-per-node=1"] if plan.fewer or plan.spare else []
+    words += ["--wait=0"] if plan.spare else []  # a spare one's end is no reason to end others
     if asked.container == "pyxis":
         binds = [f"{m.source}:{m.target}{':ro' * m.read_only}" for m in plan.mounts]
         binds += [one if ":" in one else f"{one}:{one}" for one in plan.devices]
