@@ -27,8 +27,9 @@ PLAIN = ("boolean", "integer", "string")
 
 
 def text() -> str:
-    """The table as it is committed."""
-    return json.dumps(table(), indent=0, sort_keys=True) + "\n"
+    """The table as it is committed, a line for each type."""
+    lines = [f"{json.dumps(name)}: {json.dumps(told)}" for name, told in sorted(table().items())]
+    return "{\n" + ",\n".join(lines) + "\n}\n"
 
 
 def table() -> dict[str, Any]:
