@@ -245,8 +245,10 @@ def test_the_ranks_of_a_node_get_its_cpus(here: OnCluster) -> None:
     here.counts(program, gpus=2)
     started = here.done("run", "run.yaml", "--backend", "slurm")
     assert started.out.count(f"CPUs {os.cpu_count()}\n") == 2
-    here.counts(program, options={"cpus-per-task": 1})
-    assert here.done("run", "run.yaml", "--backend", "slurm").out.count("CPUs 1\n") == 2
+    for gpus, cpus in ((0, 1), (1, os.cpu_count())):  # by sbatch, which srun has to be told
+        here.counts(program, gpus=gpus, options={"cpus-per-task": cpus})
+        started = here.done("run", "run.yaml", "--backend", "slurm")
+        assert started.out.count(f"CPUs {cpus}\n") == 2, started
 
 
 def test_gpus_that_slurm_gives_out_are_seen_by_the_program(here: OnCluster) -> None:

@@ -25,6 +25,13 @@ address=$(scontrol show node "$first" | sed -n 's/.*NodeAddr=\([^ ]*\).*/\1/p')
 export PET_NNODES="$SLURM_JOB_NUM_NODES" PET_MASTER_ADDR="${address:-$first}"
 export PET_MASTER_PORT="$((20000 + SLURM_JOB_ID % 10000))"
 
+# A task has all CPUs that sbatch was asked for, which srun doesn't take from it; of a whole node all.
+if [ -n "${SLURM_CPUS_PER_TASK-}" ]; then
+  export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"
+else
+  export SLURM_CPU_BIND=none
+fi
+
 # What an earlier start of this job has left counts no more.
 for path in "$folder/code" "$folder"/node-*.end; do
   [ ! -e "$path" ] || : > "$path"
