@@ -33,7 +33,9 @@ OF_OTHERS = {
 PAIR = re.compile(r"\bnode (\d+)(?: \(.*?\))? to node (\d+) \(.*?\): ")
 """Of two nodes one doesn't reach the other, or slowly: the one that is in several is to blame."""
 
-BY_SLURM = re.compile(r"srun: error: Node failure on ([A-Za-z0-9][\w.-]*)")
+BY_SLURM = re.compile(
+    r"^(?:job \| )?srun: error: Node failure on ([A-Za-z0-9][\w.-]*)", re.MULTILINE
+)
 ENDED_BY_SLURM = "Slurm ended job "
 
 

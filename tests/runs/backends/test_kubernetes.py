@@ -76,6 +76,9 @@ KINDS = {
 }
 
 
+SCHEDULED = replace(HOST, scheduled=True)
+
+
 @pytest.fixture
 def full(plan: Planner) -> Plan:
     return plan(RUN, host=replace(HOST, scheduled=True, groups=(44,)))
@@ -203,6 +206,16 @@ def test_an_overlay_is_merged_by_names(full: Plan) -> None:
     assert ours["resources"]["requests"] == {"cpu": "96", "memory": "1440Gi"}
 
 
+def test_capabilities_of_the_file_are_the_containers(plan: Planner) -> None:
+    run = plan(RUN.replace("{memory:", "{cap_add: [IPC_LOCK], memory:"), host=SCHEDULED)
+    for kind in ("jobset", "trainjob"):
+        found = made(run, **ASKED | {"kind": kind})["spec"]
+        found = found if kind == "jobset" else found["runtimePatches"][0]["trainingRuntimeSpec"]
+        found = found if kind == "jobset" else found["template"]["spec"]
+        context = _pod(found)["containers"][0]["securityContext"]
+        assert context["capabilities"] == {"add": ["IPC_LOCK"]}
+
+
 def test_nodes_stay_left_out_beside_an_affinity_of_the_files_own(full: Plan) -> None:
     """Of a pod's terms one will do: a second one of ours let it onto the bad node."""
     rack = {"key": "rack", "operator": "In", "values": ["a"]}
@@ -292,6 +305,19 @@ def test_how_a_run_has_ended(before: Any, now: Any, of: Any, told: int | None) -
         job.look()
     found = job.ended()
     assert (found and found.code) == told
+
+
+def test_an_end_names_the_machines_of_its_pods() -> None:
+    """`exclude: auto` is to leave out a machine, and a pod's own name says nothing of it."""
+    asked = {"asked_at": math.inf, "owner": owner("Failed")}
+    seen = kubernetes_job.ClusterQuery(kubernetes_job.Cluster(()), "JobSet", "0a1b2c3d", **asked)
+    seen.pods = {1: status(ended(3)) | {"spec": {"nodeName": "gpu-7"}}}
+    nodes = tuple(kubernetes_job.PodJob(seen, "a", rank, {}) for rank in (0, 1))
+    job = kubernetes_job.KubernetesJob(nodes, {}, seen=seen, name="a", logs={"a-node-0-1": ""})
+    seen.pods[1]["metadata"] = {"name": "a-node-0-1"}
+    found = job.ended()
+    assert found
+    assert found.hosts == ("", "gpu-7")
 
 
 def test_what_a_runtime_starts_again_in_its_place_has_failed() -> None:

@@ -87,13 +87,18 @@ failures() {
   done
 }
 
+exec 4> >(failures)
+listener=$!
+
 # Slurm asks this script alone to stop ahead of the time limit, and so may scancel.
 trap ': > "$folder/limit-$restart"' TERM
 srun --kill-on-bad-exit=0 --open-mode=append \
   --output="$folder/node-%n.out" --error="$folder/node-%n.err" \
-  bash -c outside 2> >(failures) &
+  bash -c outside 2>&4 4>&- &
 step=$!
 until wait "$step"; code=$?; ! kill -0 "$step" 2> /dev/null; do :; done
+exec 4>&-
+wait "$listener"
 
 # At its time limit the job starts again, or the next one of its array does.
 if [ -e "$folder/limit-$restart" ] && [ "$code" -eq 0 ] && [ ! -e "$folder/stop" ]; then

@@ -70,13 +70,18 @@ failures() {
   done
 }
 
+exec 4> >(failures)
+listener=$!
+
 # Slurm asks this script alone to stop ahead of the time limit, and so may scancel.
 trap ': > "$folder/limit-$restart"' TERM
 srun --kill-on-bad-exit=0 --open-mode=append \
   --output="$folder/node-%n.out" --error="$folder/node-%n.err" \
-  bash -c node 2> >(failures) &
+  bash -c node 2>&4 4>&- &
 step=$!
 until wait "$step"; code=$?; ! kill -0 "$step" 2> /dev/null; do :; done
+exec 4>&-
+wait "$listener"
 
 # The launcher looks for this.
 echo "$code" > "$folder/code"

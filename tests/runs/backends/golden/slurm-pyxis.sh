@@ -73,15 +73,20 @@ failures() {
   done
 }
 
+exec 4> >(failures)
+listener=$!
+
 # Slurm asks this script alone to stop ahead of the time limit, and so may scancel.
 trap ': > "$folder/limit-$restart"' TERM
 srun --kill-on-bad-exit=0 --open-mode=append --container-image=/shared/cpu.img \
     --no-container-mount-home \
     --container-workdir=/tmp '--container-mounts=/shared/save dir:/checkpoints,/home/user/work/checkpoints/gpt2:/checkpoints-from:ro,/home/user/runs/.payloads/PAYLOAD/launcher:/opt/launchpad/launcher:ro,'"$folder:$folder" \
   --output="$folder/node-%n.out" --error="$folder/node-%n.err" \
-  bash -c node 2> >(failures) &
+  bash -c node 2>&4 4>&- &
 step=$!
 until wait "$step"; code=$?; ! kill -0 "$step" 2> /dev/null; do :; done
+exec 4>&-
+wait "$listener"
 
 # At its time limit the job starts again, or the next one of its array does.
 if [ -e "$folder/limit-$restart" ] && [ "$code" -eq 0 ] && [ ! -e "$folder/stop" ]; then
