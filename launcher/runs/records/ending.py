@@ -13,7 +13,7 @@ from functools import cached_property
 from launcher.agent.checkpoints.folders import CheckpointFolder
 from launcher.agent.words import STOPPED
 from launcher.runs.plan.job import KILLED, EndCause, ExitStatus
-from launcher.runs.records import record
+from launcher.runs.records import nodes, record
 from launcher.runs.records.failures import Explanation, explain
 
 ENGINE_FAILED = 125
@@ -120,6 +120,11 @@ class Ending:
         """What its last output tells of a failure."""
         return explain([self.tail.encode(errors="replace")], self.ended.cause)
 
+    @cached_property
+    def blamed(self) -> tuple[str, str]:
+        """The machine that it failed on, and the cause where that is its own; else "" of both."""
+        return nodes.blame(self.ended, self.tail) if self.outcome is Outcome.FAILED else ("", "")
+
     @property
     def full(self) -> bool:
         """Whether a disk is, and nothing failed before: a full /dev/shm has another cure."""
@@ -173,6 +178,9 @@ def describe(ending: Ending, run: str, saved: CheckpointFolder | None, folder: s
         if suspects and not signs and ending.itself:
             lines.append(f"no known cause; most like one: {suspects[0].text}")
             lines.append(f"all that its log says of it: launcher explain {run}")
+    node, cause = ending.blamed
+    if cause:
+        lines.append(f"the node {node} is to blame: {cause}; `launcher nodes` lists such")
     if saved:
         lines.append(f"newest complete checkpoint: {saved.folder} (iteration {saved.iteration})")
         lines.append(f"to go on: launcher resume {run}{sets}")
@@ -188,11 +196,13 @@ def keep(
 
     attempt: 0 the first; ended: the time (ISO 8601); outcome: finished, stopped or failed; code:
     the launcher's exit code; cause: what the backend says; by: who ended it; checkpoint: the
-    newest complete one. Where there is no record, or this is in it already, nothing is kept.
+    newest complete one; node: the machine that it failed on; node_cause: where that is its own.
+    Where there is no record, or this is in it already, nothing is kept.
     """
     endings = record.read_lines(record.folder(run) / record.ENDINGS)
     if any(told.get("attempt") == attempt for told in endings):
         return
+    node, node_cause = ending.blamed
     told = {
         "attempt": attempt,
         "ended": datetime.now(timezone.utc).replace(microsecond=0).isoformat(),
@@ -203,6 +213,8 @@ def keep(
         "by": _by(ending, signals),
         "checkpoint": str(saved.folder) if saved else None,
         "iteration": saved.iteration if saved else None,
+        "node": node,
+        "node_cause": node_cause,
     }
     with suppress(OSError):
         record.append(run, record.ENDINGS, told)
