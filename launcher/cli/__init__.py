@@ -32,6 +32,7 @@ COMMANDS = {
     "rerun": "start",
     "tune": "tune",
     "runs": "runs",
+    "board": "runs",
     "exec": "runs",
     "shell": "start",
     "plot": "runs",

@@ -201,7 +201,8 @@ def keep(
 
     attempt: 0 the first; ended: the time (ISO 8601); outcome: finished, stopped or failed; code:
     the launcher's exit code; cause: what the backend says; clues: what the log says of a failure;
-    by: who ended it; checkpoint: the newest complete one. Where there is no record, or this is in it already, nothing is kept.
+    by: who ended it; checkpoint: the newest complete one. Where there is no record, or this is in
+    it already, nothing is kept.
     """
     endings = record.read_lines(record.folder(run) / record.ENDINGS)
     if any(told.get("attempt") == attempt for told in endings):

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import accumulate
+from operator import sub
 from pathlib import Path
 from typing import Any
 
 from pydantic_core import to_json
 
+from launcher.agent.words import REPORTS
 from launcher.base.names import LABEL
 from launcher.base.screen import printable
 from launcher.base.settings import settings
-from launcher.agent.words import REPORTS
 from launcher.runs.plan import model
 from launcher.runs.plan.arguments import Value
 from launcher.runs.plan.mounts import PROFILE
@@ -44,8 +45,11 @@ FOLDERS = (REPORTS, PROFILE)
 """How the names of folders in a record begin."""
 
 UNITS = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k"))
-STAMPED = (record.FILE, record.PLAN, record.ENDINGS, record.METRICS)
-"""The files of a record that a card is made of."""
+NOTHING: tuple[object, ...] = (None, "", [], (), {})
+"""What needs no place in the page."""
+
+STAMPED = (".", record.ENDINGS, record.METRICS)
+"""What changes of a record: its other files are replaced, which the folder's time tells."""
 
 
 class Cards:
@@ -54,8 +58,11 @@ class Cards:
     def __init__(self) -> None:
         self._kept: dict[str, tuple[object, bytes]] = {}
 
-    def read(self, alive: Mapping[str, str]) -> bytes:
-        """A JSON array of all runs; `alive` are the states of those that go on, by their ids."""
+    def read(self, alive: Mapping[str, str], wanted: runs.Filter | None = None) -> bytes:
+        """A JSON array of the runs that are wanted: all, where nothing is said.
+
+        `alive` are the states of those that go on, by their ids.
+        """
         folder, names = str(settings().runs), list[str]()
         if os.path.isdir(folder):
             names = os.listdir(folder)
@@ -64,7 +71,7 @@ class Cards:
             stamp = (alive.get(name), *_stamps(f"{folder}/{name}"))
             kept = before.get(name)
             if not kept or kept[0] != stamp:
-                kept = (stamp, _text(name, f"{folder}/{name}", alive))
+                kept = (stamp, _text(name, f"{folder}/{name}", alive, wanted))
             self._kept[name] = kept
         return b"[" + b",\n".join(text for _, text in self._kept.values() if text) + b"]"
 
@@ -78,44 +85,44 @@ def _stamps(folder: str) -> Iterator[tuple[int, int] | None]:
             yield None
 
 
-def _text(run: str, folder: str, alive: Mapping[str, str]) -> bytes:
-    """The card of a run as JSON; b"" where there is no readable record."""
+def _text(run: str, folder: str, alive: Mapping[str, str], wanted: runs.Filter | None) -> bytes:
+    """The card of a run as JSON; b"" where there is no readable record, or it isn't wanted."""
     kept = record.load(run, f"{folder}/{record.FILE}")
-    return to_json(card(kept, folder, alive), inf_nan_mode="null") if kept else b""
-
-
-def card(kept: record.Record, folder: str, alive: Mapping[str, str]) -> dict[str, Any]:
-    """What is shown of a run; what isn't known is left out."""
+    if not kept:
+        return b""
     found = [*record.read_lines(f"{folder}/{record.METRICS}")]
-    plan = record.read_file(f"{folder}/{record.PLAN}") or {}
     drawn = plot.continued(found)
     steps = [each for each in drawn if each["kind"] == plot.STEP]
     last = steps[-1] if steps else {}
-    shown = {
-        **vars(runs.summary(kept, folder, alive, last)),
-        **_sizes(plan),
+    summary = runs.summary(kept, folder, alive, last)
+    if wanted and not wanted.takes(summary):
+        return b""
+    card = {
+        **vars(summary),
+        **_sizes(record.read_file(f"{folder}/{record.PLAN}") or {}),
         "of": last.get("train_iters"),
         "files": _files(folder),
         "curves": _curves(steps),
-        "validation": [
-            (each["iteration"], each.get("loss"))
-            for each in drawn
-            if each["kind"] == plot.VALIDATION
-        ],
-        "alarms": [
-            (each["iteration"], f"{each['alarm']}: {each.get('text', '')}")
-            for each in found
-            if each["kind"] == ALARM
-        ],
+        "validation": _pairs(drawn, plot.VALIDATION, lambda each: each.get("loss")),
+        "alarms": _pairs(found, ALARM, lambda each: f"{each['alarm']}: {each.get('text', '')}"),
     }
-    return {name: _safe(value) for name, value in shown.items() if value not in (None, "", [], ())}
+    del card["folder"]
+    known = {name: _safe(value) for name, value in card.items() if value not in NOTHING}
+    return to_json(known, inf_nan_mode="null")
+
+
+def _pairs(
+    found: Sequence[Mapping[str, Any]], kind: str, told: Callable[[Mapping[str, Any]], object]
+) -> list[tuple[int, object]]:
+    """The iterations of lines of that kind, and what is told of each."""
+    return [(each["iteration"], told(each)) for each in found if each["kind"] == kind]
 
 
 def _safe(value: Any) -> Any:
     """Without what would be seen as something else, such as a change of the writing's direction."""
     if isinstance(value, str):
         return printable(value)
-    if isinstance(value, tuple):
+    if isinstance(value, (tuple, list)) and value and not isinstance(value[0], (int, float)):
         return [_safe(each) for each in value]
     return value
 
@@ -176,7 +183,9 @@ def _curves(steps: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
     """The columns of the curves that are known, and the ms of training since the run began."""
     if not steps:
         return {}
-    found = {name: [step.get(field) for step in steps] for name, field in COLUMNS.items()}
+    found: dict[str, list[Any]] = {
+        name: [step.get(field) for step in steps] for name, field in COLUMNS.items()
+    }
     found["rate"] = [value and round(value) for value in found["rate"]]
     found["ms"] = _elapsed(steps)
     if len(steps) > MOST_POINTS:
@@ -189,18 +198,17 @@ def _elapsed(steps: Sequence[Mapping[str, Any]]) -> list[int]:
     """The ms of training until each step; each line says how long its iterations took."""
     numbers = [step["iteration"] for step in steps]
     before = max(0, 2 * numbers[0] - numbers[1]) if len(numbers) > 1 else numbers[0] - 1
-    took = [step["ms_per_step"] * (step["iteration"] - last) for last, step in zip([before, *numbers], steps)]
+    counts = map(sub, numbers, [before, *numbers])
+    took = (step["ms_per_step"] * count for step, count in zip(steps, counts, strict=True))
     return [round(total) for total in accumulate(took)]
 
 
 def thinned(values: Sequence[float | None], most: int) -> list[int]:
-    """Which of more than `most` values to draw: the least and the largest of each part, and both
-    ends."""
-    parts = most // 2
-    chosen = {0, len(values) - 1}
+    """Which of more than `most` values to draw: the lowest and highest of each part, both ends."""
+    parts, chosen = most // 2, {0, len(values) - 1}
     for part in range(parts):
         numbers = range(part * len(values) // parts, (part + 1) * len(values) // parts)
-        known = [at for at in numbers if values[at] is not None]
+        known = [(value, at) for at in numbers if (value := values[at]) is not None]
         if known:
-            chosen |= {min(known, key=values.__getitem__), max(known, key=values.__getitem__)}
+            chosen |= {min(known)[1], max(known)[1]}
     return sorted(chosen)

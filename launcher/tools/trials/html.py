@@ -136,4 +136,3 @@ def _present(results: Iterable[CellResult]) -> dict[str, str]:
         if fact["value"] is not None or fact["error"]
     }
     return {key: name for key, name in NAMES.items() if key in found}
-
