@@ -90,25 +90,38 @@ def _text(run: str, folder: str, alive: Mapping[str, str], wanted: runs.Filter |
     kept = record.load(run, f"{folder}/{record.FILE}")
     if not kept:
         return b""
+    try:
+        card = _card(kept, folder, alive, wanted)
+    except (AttributeError, KeyError, OSError, TypeError, ValueError, ZeroDivisionError) as error:
+        why = f"its record can't be read: {type(error).__name__}: {error}"
+        card = {"run": run, "name": kept.name, "created": kept.created, "state": runs.UNKNOWN}
+        card["why"] = [why]
+    known = {name: _safe(value) for name, value in card.items() if value not in NOTHING}
+    return to_json(known, inf_nan_mode="null") if card else b""
+
+
+def _card(
+    kept: record.Record, folder: str, alive: Mapping[str, str], wanted: runs.Filter | None
+) -> dict[str, Any]:
+    """What is shown of a run; {} of one that isn't wanted."""
     found = [*record.read_lines(f"{folder}/{record.METRICS}")]
     drawn = plot.continued(found)
     steps = [each for each in drawn if each["kind"] == plot.STEP]
     last = steps[-1] if steps else {}
     summary = runs.summary(kept, folder, alive, last)
     if wanted and not wanted.takes(summary):
-        return b""
-    card = {
+        return {}
+    shown = {
         **vars(summary),
-        **_sizes(record.read_file(f"{folder}/{record.PLAN}") or {}),
+        **_sizes(record.read_file(f"{folder}/{record.PLAN}")),
         "of": last.get("train_iters"),
         "files": _files(folder),
         "curves": _curves(steps),
         "validation": _pairs(drawn, plot.VALIDATION, lambda each: each.get("loss")),
         "alarms": _pairs(found, ALARM, lambda each: f"{each['alarm']}: {each.get('text', '')}"),
     }
-    del card["folder"]
-    known = {name: _safe(value) for name, value in card.items() if value not in NOTHING}
-    return to_json(known, inf_nan_mode="null")
+    del shown["folder"]
+    return shown
 
 
 def _pairs(
@@ -127,11 +140,11 @@ def _safe(value: Any) -> Any:
     return value
 
 
-def _sizes(plan: Mapping[str, Any]) -> dict[str, Any]:
+def _sizes(plan: Mapping[str, Any] | None) -> dict[str, Any]:
     """The model, the layout and the processes of a plan, and the run that its line began with."""
-    options: Mapping[str, Value] = plan.get("options") or {}
-    if "nodes" not in plan:
+    if plan is None:
         return {}
+    options: Mapping[str, Value] = plan.get("options") or {}  # an older launcher kept none
     world = plan["nodes"] * plan["processes_per_node"]
     sizes = {name: _size(options, option) for name, option in PARALLEL.items()}
     replica = sizes["TP"] * sizes["PP"] * sizes["CP"]

@@ -48,7 +48,7 @@ def render(
     return environment.get_template("page.html").render(
         title=title,
         generator=GENERATOR,
-        policy=policy + ("; connect-src 'self'" if fetches else ""),
+        policy=Markup(policy + ("; connect-src 'self'" if fetches else "")),  # noqa: S704
         style=Markup(style),  # noqa: S704 - our own file
         script=Markup(script),  # noqa: S704 - our own file
         **values,

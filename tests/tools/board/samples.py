@@ -88,24 +88,23 @@ def steps(numbers: Iterable[int], *, attempt: int = 0, level: float = 2.5) -> li
 
 def several(runs: Path) -> None:
     """Runs of all kinds: a line that was resumed twice, failures, one without metrics."""
-    keep(runs, "aaaa0001", "gpt2-long", 2, steps=steps(range(5, 805, 5)), ended="failed",
-        ending={
-            "code": 137,
-            "reason": "rank 3 was killed by SIGKILL",
-            "clues": ["cause: out of GPU memory: CUDA out of memory", "cure: set micro_batch_size: 1"],
-            "checkpoint": "/data/ckpt/iter_0000600",
-        },
-    )  # fmt: skip
+    ending: dict[str, Any] = {"code": 137, "reason": "rank 3 was killed by SIGKILL"}
+    ending["clues"] = [
+        "cause: out of GPU memory: CUDA out of memory",
+        "cure: a smaller micro-batch",
+    ]
+    ending["checkpoint"] = "/data/ckpt/iter_0000600"
+    more: dict[str, Any] = {"ended": "failed", "ending": ending}
+    keep(runs, "aaaa0001", "gpt2-long", 2, steps=steps(range(5, 805, 5)), **more)
     more = {"line": "aaaa0001", "steps": steps(range(605, 1405, 5), level=2.4)}
     keep(runs, "aaaa0002", "gpt2-long", 3, ended="stopped", ending={"by": "launcher stop"}, **more)
     alarm = {"kind": "alarm", "attempt": 0, "iteration": 1700, "alarm": "spike", "text": "rose"}
     more = {"line": "aaaa0001", "world": 4, "steps": [*steps(range(1405, 2005, 5)), alarm]}
     keep(runs, "aaaa0003", "gpt2-long", 4, ended="finished", **more)
-    keep(runs, "bbbb0001", "llama3-8b", 5, steps=steps(range(10, 1500, 10), level=1.9), world=64,
-        options={"num_layers": 32, "hidden_size": 4096, "num_attention_heads": 32,
-                 "swiglu": True, "tensor_model_parallel_size": 4, "pipeline_model_parallel_size": 2},
-    )  # fmt: skip
-    keep(runs, "cccc0001", HOSTILE, 6, steps=[], ended="failed",
-        ending={"code": 1, "reason": HOSTILE, "clues": [f"no known cause; most like one: {HOSTILE}"]},
-    )  # fmt: skip
+    sizes = {"num_layers": 32, "hidden_size": 4096, "num_attention_heads": 32, "swiglu": True}
+    sizes |= {"tensor_model_parallel_size": 4, "pipeline_model_parallel_size": 2}
+    more = {"options": sizes, "steps": steps(range(10, 1500, 10), level=1.9)}
+    keep(runs, "bbbb0001", "llama3-8b", 5, world=64, **more)
+    ending = {"code": 1, "reason": HOSTILE, "clues": [f"most like one: {HOSTILE}"]}
+    keep(runs, "cccc0001", HOSTILE, 6, steps=[], ended="failed", ending=ending)
     keep(runs, "dddd0001", "mixtral", 7, steps=steps(range(2, 300, 2), level=3.1), ended="finished")
