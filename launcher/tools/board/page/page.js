@@ -212,7 +212,7 @@
   }
 
   function draw() {
-    const all = series(), plot = $("plot"), width = plot.clientWidth, height = plot.clientHeight;
+    const all = series(), plot = $("plot");
     const flat = (key) => all.flatMap((one) => one[key]);
     const xr = range(flat("xs"), false);
     const yr = range([...flat("ys"), ...all.flatMap((one) => one.points.map((point) => point[1]))], view.log);
@@ -222,6 +222,7 @@
     $("empty").hidden = Boolean(xr && yr);
     plot.style.display = xr && yr ? "" : "none";
     $("tip").hidden = true;
+    const width = plot.clientWidth, height = plot.clientHeight;
     if (!(xr && yr) || width < 50) return;
     const left = 58, right = width - 12, top = 14, bottom = height - 38;
     const scale = view.log ? Math.log10 : (value) => value;
@@ -279,7 +280,7 @@
     if (!drawn) return;
     const { all, x, left, right, cross, xr } = drawn;
     const at = xr[0] + ((Math.min(right, Math.max(left, place)) - left) / (right - left)) * (xr[1] - xr[0]);
-    const lines = [`${XS[view.x]} ${short(at)}`];
+    const lines = [`${XS[view.x]} ${view.x === "iteration" ? Math.round(at) : short(at)}`];
     for (const one of all) {
       const known = one.xs;
       if (!known.length || at > known[known.length - 1] * 1.001 || at < known[0] * 0.999) continue;
