@@ -223,7 +223,7 @@ def read(run: str, name: str) -> dict[str, Any] | None:
 def read_file(path: str | Path) -> dict[str, Any] | None:
     """The object in a file of JSON; None where there is none, or the file can't be read."""
     try:
-        with open(path, "rb") as file:
+        with open(path, "rb", buffering=0) as file:
             found = _parse(file.read())
     except (OSError, ValueError):
         return None

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
-from operator import sub
+from operator import itemgetter, mul, sub
 from pathlib import Path
 from typing import Any
 
@@ -117,18 +117,19 @@ def _card(
         "of": last.get("train_iters"),
         "files": _files(folder),
         "curves": _curves(steps),
-        "validation": _pairs(drawn, plot.VALIDATION, lambda each: each.get("loss")),
-        "alarms": _pairs(found, ALARM, lambda each: f"{each['alarm']}: {each.get('text', '')}"),
+        "validation": [
+            (each["iteration"], each.get("loss"))
+            for each in drawn
+            if each["kind"] == plot.VALIDATION
+        ],
+        "alarms": [
+            (each["iteration"], f"{each['alarm']}: {each.get('text', '')}")
+            for each in found
+            if each["kind"] == ALARM
+        ],
     }
     del shown["folder"]
     return shown
-
-
-def _pairs(
-    found: Sequence[Mapping[str, Any]], kind: str, told: Callable[[Mapping[str, Any]], object]
-) -> list[tuple[int, object]]:
-    """The iterations of lines of that kind, and what is told of each."""
-    return [(each["iteration"], told(each)) for each in found if each["kind"] == kind]
 
 
 def _safe(value: Any) -> Any:
@@ -212,8 +213,8 @@ def _elapsed(steps: Sequence[Mapping[str, Any]]) -> list[int]:
     numbers = [step["iteration"] for step in steps]
     before = max(0, 2 * numbers[0] - numbers[1]) if len(numbers) > 1 else numbers[0] - 1
     counts = map(sub, numbers, [before, *numbers])
-    took = (step["ms_per_step"] * count for step, count in zip(steps, counts, strict=True))
-    return [round(total) for total in accumulate(took)]
+    took = map(mul, map(itemgetter("ms_per_step"), steps), counts)
+    return [*map(round, accumulate(took))]
 
 
 def thinned(values: Sequence[float | None], most: int) -> list[int]:
