@@ -57,6 +57,9 @@ def start(asked: RunRequest, chosen: Backend, *, detach: bool, preflight: bool) 
     _check_guard(asked, chosen, detach=detach)
     if array:
         return _start_array(asked, chosen, array, preflight=preflight)
+    if detach:
+        print(launch(asked, chosen, preflight=preflight).run)
+        return 0
     stamp = new_stamp()
     assembled = assemble(asked, chosen, stamp)
     asked = replace(asked, config=assembled.run.config)
@@ -65,13 +68,19 @@ def start(asked: RunRequest, chosen: Backend, *, detach: bool, preflight: bool) 
         plan = _kept(assembled, asked, chosen, preflight=preflight)
         gc.freeze()  # what is imported stays, so it is looked at no more, not even at the end
         gc.enable()
-        if detach:
-            print(_begin(chosen, plan, attach=False).run)
-            return 0
         same = replace(asked, payload=dict(plan.labels).get(LABEL + KEY, ""))
         attempts = Attempts(same, chosen, stamp, First(plan, starting))
         restarts = asked.config.max_restarts
         return supervise(chosen, attempts, restarts=restarts, listening=_listening).code
+
+
+def launch(asked: RunRequest, chosen: Backend, *, preflight: bool) -> Job:
+    """Start the run and leave it on its own. Raises as `start`."""
+    assembled = assemble(asked, chosen, new_stamp())
+    asked = replace(asked, config=assembled.run.config)
+    with owner.alone():
+        plan = _kept(assembled, asked, chosen, preflight=preflight)
+        return _begin(chosen, plan, attach=False)
 
 
 def _kept(assembled: PlannedRun, asked: RunRequest, chosen: Backend, *, preflight: bool) -> Plan:
