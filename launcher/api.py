@@ -21,6 +21,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
@@ -162,9 +163,13 @@ class Run:
 
     @property
     def summary(self) -> RunSummary:
-        """Its state, exit code, newest iteration and loss, and why it ended. Raises UsageError."""
-        kept = record.find(self.id)
-        alive = runs.living(job for job in backend(kept.backend).jobs() if job.run == self.id)
+        """Its state, exit code, newest iteration and loss, and why it ended. Raises UsageError.
+
+        Where its engine doesn't answer, the state is what its record says.
+        """
+        kept, alive = record.find(self.id), dict[str, str]()
+        with suppress(EngineError):
+            alive = runs.living(job for job in backend(kept.backend).jobs() if job.run == self.id)
         steps = self.metrics()
         return runs.summary(kept, str(self.folder), alive, steps[-1] if steps else {})
 
@@ -274,4 +279,4 @@ def _started(asked: RunRequest, chosen: Backend, *, preflight: bool = True) -> R
 
 
 def _overrides(changes: Mapping[str, Any] | None) -> list[Override]:
-    return [Override(key, {key: value}) for key, value in (changes or {}).items()]
+    return [Override("changes", {key: value}) for key, value in (changes or {}).items()]
