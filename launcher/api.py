@@ -36,9 +36,9 @@ from launcher.images.matrix.load import load_matrix
 from launcher.runs.backends import backend
 from launcher.runs.follow import find, supervise
 from launcher.runs.follow.assemble import PlannedRun, assemble, new_stamp
-from launcher.runs.follow.start import check_start, launch, resumed
+from launcher.runs.follow.start import begin, check_start, keep, resumed
 from launcher.runs.plan.job import Backend
-from launcher.runs.records import failures, plot, record, runs, watch
+from launcher.runs.records import failures, owner, plot, record, runs, watch
 from launcher.runs.records.failures import Explanation
 from launcher.runs.records.runs import Filter, RunSummary
 from launcher.runs.runfile import source
@@ -273,7 +273,11 @@ def build_image(tag: str, **departures: Any) -> BuiltImage:
 
 
 def _started(asked: RunRequest, chosen: Backend, *, preflight: bool = True) -> Run:
-    run = Run(launch(asked, chosen, preflight=preflight).run)
+    assembled = assemble(asked, chosen, new_stamp())
+    asked = replace(asked, config=assembled.run.config)
+    with owner.alone():
+        plan = keep(assembled, asked, chosen, preflight=preflight)
+        run = Run(begin(chosen, plan, attach=False).run)
     run._follower()
     return run
 
