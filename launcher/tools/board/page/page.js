@@ -350,6 +350,7 @@
     }
     $("more").hidden = shown.length <= view.limit;
     $("nothing").hidden = shown.length > 0;
+    $("nothing").textContent = data.runs.length ? "No run fits." : "No run has a record yet: launcher run CONFIG starts one.";
     $("shown").textContent = `${shown.length} of ${data.runs.length}`;
     for (const button of $("sorts").querySelectorAll("button")) {
       const mine = button.dataset.sort === view.sort;
@@ -384,7 +385,7 @@
     const gpus = run.world ? (run.cpu ? `CPU × ${run.world}` : `${run.world} GPU${run.world > 1 ? "s" : ""}`) : "";
     const pick = make("input", {
       type: "checkbox", className: "pick", checked: view.chosen.has(run.run),
-      ariaLabel: `compare ${run.name} ${run.run}`, disabled: !joinedHas(run),
+      ariaLabel: `compare ${run.name} ${run.run}`, disabled: !isDrawn(run),
     });
     pick.addEventListener("change", () => choose(run.run));
     const cell = make("details", { className: `cell ${kind}`, id: `run-${run.run}` },
@@ -398,7 +399,7 @@
           run.why ? make("span", { className: "why", title: run.why.join("\n") }, run.why[0]) : null),
         make("span", { className: "number loss" }, run.loss === undefined ? "" : short(run.loss)),
         make("span", { className: "number rate" }, short(run.rate)),
-        make("span", { className: "number at" }, run.iteration === undefined ? "" : run.iteration + (run.of ? ` / ${run.of}` : "")),
+        make("span", { className: "number at" }, progress(run, " / ")),
         make("span", { className: "number when" }, time(run.created))));
     if (view.open.has(run.run)) open(cell, run);
     cell.addEventListener("toggle", () => {
@@ -412,7 +413,13 @@
     return cell;
   }
 
-  const joinedHas = (run) => lineOf(run).some((part) => part.curves);
+  function progress(run, between) {
+    const whole = (number) => (number < 1e6 ? String(number) : short(number));
+    if (run.iteration === undefined) return "";
+    return whole(run.iteration) + (run.of ? between + whole(run.of) : "");
+  }
+
+  const isDrawn = (run) => lineOf(run).some((part) => part.curves);
 
   function left(run) { // seconds to go, by the newest steps
     const { iteration, ms } = run.curves || {};
@@ -426,7 +433,7 @@
     const facts = {
       model: run.model, experts: run.experts, layout: run.layout,
       processes: run.world, "tokens a sequence": run.sequence,
-      iteration: run.iteration === undefined ? "" : run.iteration + (run.of ? ` of ${run.of}` : ""),
+      iteration: progress(run, " of "),
       "time left": run.state === "running" ? took(left(run)) : "",
       started: time(run.created), ended: run.ended ? time(run.ended) : "",
       took: run.ended ? took((new Date(run.ended) - new Date(run.created)) / 1000) : "",
@@ -529,7 +536,7 @@
 
   function about(note) {
     const silent = (data.notes || []).join("; ");
-    $("about").textContent = [`${data.runs.length} runs in ${data.folder}, as of ${time(data.written)}`, silent, note].filter(Boolean).join(" · ");
+    $("about").textContent = [`${data.runs.length} run${data.runs.length === 1 ? "" : "s"} in ${data.folder}, as of ${time(data.written)}`, silent, note].filter(Boolean).join(" · ");
   }
 
   // The server that the page came from, if any, is asked for what is new while it is looked at.
