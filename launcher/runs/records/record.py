@@ -256,13 +256,13 @@ def read_lines(path: str | Path) -> Iterator[dict[str, Any]]:
         yield from _together(rest)
 
 
-def _together(lines: bytes) -> Iterator[dict[str, Any]]:
+def _together(lines: bytes) -> Iterable[dict[str, Any]]:
     """The objects in lines; where all of them are whole, they are parsed at once, which is fast."""
     try:
         found = from_json(b"[" + lines.replace(b"\n", b",") + b"]")
     except ValueError:
-        found = _objects(lines.split(b"\n"))
-    return (one for one in found if isinstance(one, dict))
+        return _objects(lines.split(b"\n"))
+    return [one for one in found if isinstance(one, dict)]
 
 
 def newest_lines(path: str | Path, most: int) -> Iterator[dict[str, Any]]:

@@ -60,11 +60,15 @@ def as_html(found: bytes, *, live: bool = False) -> str:
 def write(path: Path, wanted: runs.Filter | None = None) -> None:
     """Write the page of the wanted runs to a file, or over one of ours.
 
-    Raises UsageError for a file that is somebody else's.
+    Raises UsageError for a file that is somebody else's, or can't be written.
     """
     with suppress(FileNotFoundError), files.named(path), files.open_regular(path) as before:
         if MARK not in before.read(1 << 12):
             raise UsageError(f"{path} is no page of ours, and isn't replaced", "Name another file.")
     text = as_html(data(Cards(), f"{settings().runs.absolute().as_uri()}/", wanted=wanted))
-    with files.named(path):
+    try:
         files.write(path, text, 0o600)
+    except OSError as error:
+        raise UsageError(
+            f"{path} can't be written: {error.strerror}", "Name another file: --html FILE"
+        ) from error

@@ -42,7 +42,8 @@ PARALLEL = {
 }
 
 FOLDERS = (REPORTS, PROFILE)
-"""How the names of folders in a record begin."""
+READ, JSON = (record.LOG, *FOLDERS), (".json", ".jsonl")
+"""How the names of folders in a record begin, and of what a person reads; how others end."""
 
 UNITS = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k"))
 NOTHING: tuple[object, ...] = (None, "", [], (), {})
@@ -181,16 +182,11 @@ def count(number: float) -> str:
 
 def _files(folder: str) -> list[str]:
     """The files of a record that a person may want to read."""
-    names = os.listdir(folder)
-    for name in names[:]:
-        if name.startswith(FOLDERS):
-            names += (f"{name}/{inner.name}" for inner in Path(folder, name).glob("*"))
-    hidden = (".", "followed")
-    return sorted(
-        name
-        for name in names
-        if not name.startswith(hidden) and ("/" in name) == name.startswith(FOLDERS)
-    )
+    names = [name for name in os.listdir(folder) if name.startswith(READ) or name.endswith(JSON)]
+    for name in [name for name in names if name.startswith(FOLDERS)]:
+        names.remove(name)
+        names += (f"{name}/{inner.name}" for inner in Path(folder, name).glob("*"))
+    return sorted(names)
 
 
 def _curves(steps: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:

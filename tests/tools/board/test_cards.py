@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from launcher.base.errors import UsageError
+from launcher.cli import main
 from launcher.runs.records import record, runs
 from launcher.tools.board import board, cards
 from tests.tools.board.samples import HOSTILE, keep, several, steps
@@ -45,6 +46,17 @@ def test_a_run_has_its_sizes_its_layout_and_why_it_failed(folder: Path) -> None:
     assert (found["bbbb0001"]["state"], found["aaaa0003"]["state"]) == ("running", "finished")
     assert "curves" not in found["cccc0001"]
     assert {"log", "metrics.jsonl", "endings.jsonl"} <= {*one["files"]}
+
+
+def test_files_are_listed_that_a_person_reads(folder: Path) -> None:
+    kept = keep(folder, "aaaa0001", steps=[])
+    for name in ("stdout", "followed", ".megatron-launchpad", "log.1", "stalled-1/rank-0.txt"):
+        (kept / name).parent.mkdir(exist_ok=True)
+        (kept / name).write_text("x")
+    assert read()["aaaa0001"]["files"] == [
+        "facts.json", "log", "log.1", "metrics.jsonl", "plan.json", "run.json",
+        "stalled-1/rank-0.txt",
+    ]  # fmt: skip
 
 
 def test_an_attempt_that_went_back_counts_once(folder: Path) -> None:
@@ -131,6 +143,18 @@ def test_a_file_that_is_no_page_of_ours_stays(folder: Path, tmp_path: Path) -> N
     own.symlink_to(other)
     with pytest.raises(UsageError, match="isn't replaced"):
         board.write(own)
+
+
+def test_the_command_writes_what_its_filters_take(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    several(folder)
+    path = tmp_path / "failed.html"
+    assert main(["runs", "--state", "failed", "--html", str(path)]) == 0
+    assert capsys.readouterr().out == f"{path}\n"
+    assert path.read_text().count('"run":') == 2
+    assert main(["runs", "--html", str(tmp_path / "none/x.html")]) == 2
+    assert f"{tmp_path}/none/x.html can't be written" in capsys.readouterr().err
 
 
 @pytest.mark.long

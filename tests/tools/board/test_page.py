@@ -153,6 +153,9 @@ def test_a_run_opens_with_what_failed_and_its_files(page: browser.Page, runs: Pa
     assert str(runs / "aaaa0001") in text
     links = page.ask("[...document.querySelectorAll('.cell[open] a[target]')].map(a => a.href)")
     assert (runs / "aaaa0001/log").as_uri() in links
+    page.click(".cell[open] a[href='#chosen=aaaa0001']")
+    page.becomes("document.querySelector('#legend').innerText.includes('aaaa0001')", True)
+    assert page.ask("document.querySelectorAll('#legend li').length") == 1
     page.click(".cell[open] a[href='#run=aaaa0002']")
     page.becomes("document.activeElement.parentElement.id", "run-aaaa0002")
     page.becomes("document.querySelectorAll('.cell .body').length", 2)

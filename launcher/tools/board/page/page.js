@@ -451,7 +451,8 @@
       body.append(make("p", { className: "links" }, "resumed: ", ...line.map((each) =>
         each === run ? make("b", {}, each.run) : make("a", { href: `#run=${each.run}` }, each.run))));
     }
-    body.append(make("p", { className: "links" }, ...(run.files || []).map((name) =>
+    const alone = isDrawn(run) ? [make("a", { href: `#chosen=${run.run}` }, "its curve alone")] : [];
+    body.append(make("p", { className: "links" }, ...alone, ...(run.files || []).map((name) =>
       make("a", { href: data.base + [run.run, ...name.split("/")].map(encodeURIComponent).join("/"), target: "_blank", rel: "noopener" }, name))));
     const commands = going
       ? [`launcher logs -f ${run.run}`, `launcher stop ${run.run}`]
