@@ -127,8 +127,12 @@ def test_runs_are_compared_and_the_address_keeps_it(page: browser.Page) -> None:
     page.open(address)
     assert page.ask(CURVES) == 6
     assert page.ask("document.querySelector('#log').checked") is True
+    colours = "[...document.querySelectorAll('#legend .swatch')].map(s => s.style.color)"
+    _, *others = page.ask(colours)
     page.click("#legend button")
-    assert page.ask("document.querySelectorAll('#legend li').length") == 2
+    assert page.ask(colours) == others  # each keeps its own
+    tinted = "document.querySelector('#run-bbbb0001 .pick').style.accentColor"
+    assert page.ask(tinted) in others
 
 
 def test_values_are_read_with_a_mouse_and_with_keys(page: browser.Page) -> None:

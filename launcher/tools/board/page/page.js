@@ -152,8 +152,25 @@
 
   // The chart.
 
+  const places = new Map(); // the number of each chosen run's colour, which it keeps
+
+  function colour(id) {
+    for (const other of places.keys()) if (!view.chosen.has(other)) places.delete(other);
+    let free = 0;
+    while ([...places.values()].includes(free)) free += 1;
+    if (!places.has(id)) places.set(id, free);
+    return places.get(id);
+  }
+
+  function tint() { // the boxes of the list have their curves' colours
+    for (const pick of document.querySelectorAll(".pick")) {
+      pick.style.accentColor = pick.checked ? `var(--c${colour(pick.closest(".cell").id.slice(4)) % COLOURS})` : "";
+    }
+  }
+
   function series() {
-    return [...view.chosen].map((id) => byId.get(id)).filter((run) => run).map((run, index) => {
+    return [...view.chosen].map((id) => byId.get(id)).filter((run) => run).map((run) => {
+      const index = colour(run.run);
       const found = joined(run), xs = along(found), raw = found.whole[view.y];
       const place = (iteration) => xs[Math.min(xs.length - 1, below(found.whole.iteration, iteration))];
       return {
@@ -219,12 +236,13 @@
     drawn = null;
     plot.replaceChildren();
     legend(all);
+    tint();
     $("empty").hidden = Boolean(xr && yr);
     plot.style.display = xr && yr ? "" : "none";
     $("tip").hidden = true;
     const width = plot.clientWidth, height = plot.clientHeight;
     if (!(xr && yr) || width < 50) return;
-    const left = 58, right = width - 12, top = 14, bottom = height - 38;
+    const left = 58, right = width - 24, top = 14, bottom = height - 38;
     const scale = view.log ? Math.log10 : (value) => value;
     const [low, high] = yr.map(scale), pad = (high - low) * 0.04;
     const x = (value) => left + ((value - xr[0]) / (xr[1] - xr[0])) * (right - left);
@@ -344,6 +362,7 @@
     const inner = document.activeElement?.className;
     const rows = shown.slice(0, view.limit).map(row);
     $("rows").replaceChildren(...rows);
+    tint();
     if (focused) {
       const again = document.getElementById(focused);
       (inner === "pick" ? again?.querySelector(".pick") : again?.firstChild)?.focus({ preventScroll: true });
@@ -383,6 +402,7 @@
     const [kind, sign] = STATES[run.state] || STATES.unknown;
     const line = lineOf(run), at = line.indexOf(run);
     const gpus = run.world ? (run.cpu ? `CPU × ${run.world}` : `${run.world} GPU${run.world > 1 ? "s" : ""}`) : "";
+    const sizes = [run.model, gpus, run.layout].filter(Boolean).join(" · ");
     const pick = make("input", {
       type: "checkbox", className: "pick", checked: view.chosen.has(run.run),
       ariaLabel: `compare ${run.name} ${run.run}`, disabled: !isDrawn(run),
@@ -395,7 +415,7 @@
           make("code", {}, run.run + (at > 0 ? ` ↳ ${line[at - 1].run}` : ""))),
         make("span", { className: "badge" }, make("span", { ariaHidden: "true" }, `${sign} `), run.state),
         make("span", { className: "about" },
-          make("span", { className: "what" }, [run.model, gpus, run.layout].filter(Boolean).join(" · ")),
+          make("span", { className: "what", title: sizes }, sizes),
           run.why ? make("span", { className: "why", title: run.why.join("\n") }, run.why[0]) : null),
         make("span", { className: "number loss" }, run.loss === undefined ? "" : short(run.loss)),
         make("span", { className: "number rate" }, short(run.rate)),
