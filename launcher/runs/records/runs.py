@@ -71,9 +71,12 @@ def living(jobs: Iterable[Job]) -> dict[str, str]:
 
 
 def summary(
-    kept: Record, folder: str, alive: Mapping[str, str], last: Mapping[str, Any]
+    kept: Record, folder: str, alive: Mapping[str, str], last: Mapping[str, Any], image: str = ""
 ) -> RunSummary:
-    """What is told of a run that has this record; `last` is the newest step of its metrics."""
+    """What is told of a run that has this record; `last` is the newest step of its metrics.
+
+    Without an `image` its facts are asked for one.
+    """
     ending = _last_ending(folder)
     over = ending if kept.run not in alive else None
     outcome = ending["outcome"] if ending else UNKNOWN
@@ -85,7 +88,7 @@ def summary(
         created=kept.created,
         ended=over["ended"] if over else "",
         backend=kept.backend,
-        image=record.image_name(f"{folder}/{record.FACTS}"),
+        image=image or record.image_name(f"{folder}/{record.FACTS}"),
         iteration=max(
             filter(None, (last.get("iteration"), (over or {}).get("iteration"))), default=None
         ),

@@ -109,12 +109,14 @@ def _card(
     drawn = plot.continued(found)
     steps = [each for each in drawn if each["kind"] == plot.STEP]
     last = steps[-1] if steps else {}
-    summary = runs.summary(kept, folder, alive, last)
+    plan = record.read_file(f"{folder}/{record.PLAN}")
+    image = plan.get("image", "").removeprefix("none: ") if plan else ""
+    summary = runs.summary(kept, folder, alive, last, image)
     if wanted and not wanted.takes(summary):
         return {}
     shown = {
         **vars(summary),
-        **_sizes(record.read_file(f"{folder}/{record.PLAN}")),
+        **_sizes(plan),
         "of": last.get("train_iters"),
         "files": _files(folder),
         "curves": _curves(steps),

@@ -562,9 +562,10 @@
 
   // The server that the page came from, if any, is asked for what is new while it is looked at.
 
-  let mark = "";
+  let mark = "", asking = false; // an engine may take its time to say what runs
   async function refresh() {
-    if (document.hidden) return;
+    if (document.hidden || asking) return;
+    asking = true;
     try {
       const answer = await fetch("data", { headers: mark ? { "If-None-Match": mark } : {}, cache: "no-store" });
       if (answer.status === 200) {
@@ -579,6 +580,8 @@
       about("");
     } catch {
       about("the launcher that serves this page doesn't answer");
+    } finally {
+      asking = false;
     }
   }
 
