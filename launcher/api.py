@@ -195,9 +195,9 @@ class Run:
         return self.summary
 
     def metrics(self, kind: str = plot.STEP) -> list[dict[str, Any]]:
-        """What its log said: steps, or of kind "validation", with restarts put together.
+        """The metrics of its log: steps or validations, in which each iteration counts once.
 
-        Of other kinds ("memory", "alarm") every line is there. docs/records.md has the keys.
+        Of other kinds ("memory", "alarm") every line is returned. docs/records.md has the keys.
         """
         found = plot.read_metrics(self.id)
         if kind in (plot.STEP, plot.VALIDATION):

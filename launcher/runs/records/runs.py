@@ -73,9 +73,9 @@ def living(jobs: Iterable[Job]) -> dict[str, str]:
 def summary(
     kept: Record, folder: str, alive: Mapping[str, str], last: Mapping[str, Any], image: str = ""
 ) -> RunSummary:
-    """What is told of a run that has this record; `last` is the newest step of its metrics.
+    """The summary of a run with this record; `last` is the newest step of its metrics.
 
-    Without an `image` its facts are asked for one.
+    Without an `image`, its name is read from the facts.
     """
     ending = _last_ending(folder)
     over = ending if kept.run not in alive else None

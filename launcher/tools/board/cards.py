@@ -47,10 +47,10 @@ READ, JSON = (record.LOG, *FOLDERS), (".json", ".jsonl")
 
 UNITS = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k"))
 NOTHING: tuple[object, ...] = (None, "", [], (), {})
-"""What needs no place in the page."""
+"""Values that are left out."""
 
 STAMPED = (".", record.ENDINGS, record.METRICS)
-"""What changes of a record: its other files are replaced, which the folder's time tells."""
+"""The files whose time and size are compared; replacing another file changes the folder's time."""
 
 
 class Cards:
@@ -60,9 +60,9 @@ class Cards:
         self._kept: dict[str, tuple[object, bytes]] = {}
 
     def read(self, alive: Mapping[str, str], wanted: runs.Filter | None = None) -> bytes:
-        """A JSON array of the runs that are wanted: all, where nothing is said.
+        """The wanted runs as a JSON array; all of them without `wanted`.
 
-        `alive` are the states of those that go on, by their ids.
+        `alive` has the states of the runs that go on, by their ids.
         """
         folder, names = str(settings().runs), list[str]()
         if os.path.isdir(folder):
@@ -87,7 +87,7 @@ def _stamps(folder: str) -> Iterator[tuple[int, int] | None]:
 
 
 def _text(run: str, folder: str, alive: Mapping[str, str], wanted: runs.Filter | None) -> bytes:
-    """The card of a run as JSON; b"" where there is no readable record, or it isn't wanted."""
+    """The card of a run as JSON; b"" without a readable record, or if the run isn't wanted."""
     kept = record.load(run, f"{folder}/{record.FILE}")
     if not kept:
         return b""
@@ -104,7 +104,7 @@ def _text(run: str, folder: str, alive: Mapping[str, str], wanted: runs.Filter |
 def _card(
     kept: record.Record, folder: str, alive: Mapping[str, str], wanted: runs.Filter | None
 ) -> dict[str, Any]:
-    """What is shown of a run; {} of one that isn't wanted."""
+    """What the page shows of a run; {} if it isn't wanted."""
     found = [*record.read_lines(f"{folder}/{record.METRICS}")]
     drawn = plot.continued(found)
     steps = [each for each in drawn if each["kind"] == plot.STEP]
@@ -136,7 +136,7 @@ def _card(
 
 
 def _safe(value: Any) -> Any:
-    """Without what would be seen as something else, such as a change of the writing's direction."""
+    """The value, in which characters that can't be seen are written as escapes."""
     if isinstance(value, str):
         return printable(value)
     if isinstance(value, (tuple, list)) and value and not isinstance(value[0], (int, float)):

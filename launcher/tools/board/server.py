@@ -1,8 +1,8 @@
 """Serves the page of all runs, and the files of their records, on this machine's loopback alone.
 
-What is served may hold what others shouldn't read, and every user of a machine reaches its
-loopback: so each path begins with a secret, which is in the address that the launcher prints. A
-page of somebody else's can't ask under a name of its own, since the Host header is checked.
+Every user of a machine reaches its loopback, and records are their owner's alone. So each path
+begins with a secret, which is in the address that the launcher prints. The Host header is checked,
+so that a foreign web page can't reach the server under a name of its own.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ PIECE = 1 << 18
 """Bytes of a file that are sent at once."""
 
 IDLE = 30
-"""Seconds that a connection may say nothing."""
+"""Seconds that a silent connection is kept open."""
 
 HEADERS = {
     "Cache-Control": "no-store",
@@ -74,7 +74,7 @@ class BoardServer(ThreadingHTTPServer):
         return f"http://{LOOPBACK}:{self.server_port}/{self.secret}/"
 
     def data(self) -> tuple[bytes, str]:
-        """The runs as JSON, and a mark that another reading has only if nothing has changed."""
+        """The runs as JSON, and a mark that stays the same as long as nothing changes."""
         with self._lock:
             if time.monotonic() >= self._until:
                 self._data = board.data(self._cards, "runs/", REFRESH)
@@ -84,7 +84,7 @@ class BoardServer(ThreadingHTTPServer):
             return self._data, self._mark
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Say nothing of a browser that went away."""
+        """Print no traceback when a browser closes its connection."""
         if not isinstance(sys.exc_info()[1], OSError):
             super().handle_error(request, client_address)
 
@@ -176,7 +176,7 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Say nothing of requests: the terminal is the user's."""
+        """Log no requests: the terminal is the user's."""
 
 
 def serve(port: int, ready: Callable[[str], None]) -> None:
