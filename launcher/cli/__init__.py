@@ -32,6 +32,7 @@ COMMANDS = {
     "rerun": "start",
     "tune": "tune",
     "runs": "runs",
+    "board": "runs",
     "nodes": "nodes",
     "exec": "runs",
     "shell": "start",

@@ -370,6 +370,17 @@ def test_who_ended_it(kept: Path, found: Ending, signals: list[str], by: str) ->
     assert [told["by"] for told in record.read_lines(kept / record.ENDINGS)] == [by]
 
 
+def test_what_a_log_says_of_a_failure_is_kept_with_its_end(kept: Path) -> None:
+    """The page of runs would have to read every log to say what mends a run."""
+    text = "[rank1]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB\n"
+    ending.keep(RUN, 0, Ending(ExitStatus(1), False, text), [], None)
+    ending.keep(RUN, 1, Ending(ExitStatus(0), True, text), [], None)
+    failed, stopped = record.read_lines(kept / record.ENDINGS)
+    assert failed["clues"][0].startswith("cause: ")
+    assert failed["clues"][1].startswith("cure: ")
+    assert stopped["clues"] == []
+
+
 def test_endings_come_back_in_their_order_with_what_was_saved(kept: Path) -> None:
     saved = CheckpointFolder(20, Path("/ck/iter_0000020"))
     ending.keep(
