@@ -119,9 +119,10 @@ def above_zero(text: str) -> float:
     raise argparse.ArgumentTypeError(f"{text!r} isn't a number above 0")
 
 
-RUN_HELP = "a run's id, its beginning, or its name"
+RUN_HELP = "a run's id, its beginning, or its name, of which 'gpt2-*' is a pattern"
 RUN = argument("run", RUN_HELP, "RUN")
 RUNS = argument("runs", RUN_HELP, "RUN", nargs="+")
+JSON = flag("--json", "print one JSON object a line")
 QUIET = flag("--quiet -q", "print the ids alone")
 GPUS = argument("--gpus", "N, all, 0 (the CPU) or device=0,1", "WHICH")
 TAGS = argument("tags", "24.10 … as `matrix list` shows them", "TAG", nargs="*")

@@ -11,6 +11,8 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from fnmatch import fnmatchcase
+from glob import has_magic
 from pathlib import Path
 from typing import Any
 
@@ -307,19 +309,31 @@ def find(text: str) -> Record:
     return next(record for record in known if record.run == run)
 
 
+def expanded(texts: Iterable[str], known: Iterable[tuple[str, str]]) -> list[str]:
+    """The texts, each pattern as the ids of all runs among (id, name) whose names fit it.
+
+    A pattern that fits none stays, so that whoever looks for it says so.
+    """
+    pairs, found = [*known], list[str]()
+    for text in texts:
+        fitting = [run for run, name in pairs if fnmatchcase(name, text)]
+        found += fitting if has_magic(text) and fitting else [text]
+    return [*dict.fromkeys(found)]
+
+
 def match(
     text: str,
     known: list[tuple[str, str]],
     none: str,
     own: list[tuple[str, str]] | None = None,
 ) -> str:
-    """The id that `text` names among (id, name), the newest first.
+    """The id that `text` names among (id, name), the newest first; a name may be a pattern.
 
     Raises UsageError, which lists what is known, or the user's `own` runs where others' are known,
     and says `none` where there is nothing to choose from.
     """
     begun = [run for run, _ in known if text and run.startswith(text)]
-    named = [run for run, name in known if name == text]
+    named = [run for run, name in known if fnmatchcase(name, text)]
     if text in begun:
         return text
     if named:
