@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from launcher.base.errors import PreflightError
 from launcher.base.screen import size
 from launcher.runs.backends.docker.docker_request import bytes_of_size
-from launcher.runs.checks import fit, memory, saved
+from launcher.runs.checks import fit, memory, saved, splits
 from launcher.runs.checks.machine import (
     UNLIMITED,
     Dataset,
@@ -75,9 +75,6 @@ https://docs.nvidia.com/deploy/cuda-compatibility/forward-compatibility.html
 PRIVATE_SHM = 64 << 20
 """Bytes of a container's own /dev/shm where nothing else is said: docker run, --shm-size."""
 
-SPLIT, SHARES = "969, 30, 1", re.compile(r"[\d.]+")
-"""Upstream's default of --split, and ours: of training, evaluation and test."""
-
 SHM = 1 << 30
 """Bytes of /dev/shm that NVIDIA asks for with NCCL in a container, `--shm-size=1g`.
 
@@ -117,7 +114,7 @@ def preflight(
         if dataset.problem
     ]
     found += _tokens_fit(config, origin, machine.datasets)
-    found += _splits_fit(config, origin, machine.datasets)
+    found += splits.check(run, machine.datasets)
     found += _folders(run, machine)
     return [*found, *saved.check_loaded(origin, plan, machine.load)]
 
@@ -359,32 +356,6 @@ def _tokens_fit(
                 "A GPU would end at it with an assertion, long after the start.",
                 f"--set data.vocab_size={dataset.greatest + 1} or more: that of its tokenizer.",
             )
-
-
-def _splits_fit(
-    config: RunConfig, origin: Origin, datasets: Sequence[Dataset]
-) -> Iterator[Finding]:
-    """A sample in the data for training, and in that for evaluation, by their shares of it.
-
-    Shares are of documents, so that a split that seems too small may have one.
-    """
-    length = config.model.seq_length
-    shares = [float(share) for share in SHARES.findall(config.data.split or SPLIT)]
-    if length is None or not sum(shares):
-        return
-    for dataset in datasets:
-        used = ("training",) if config.logging.eval_iters == 0 else ("training", "evaluation")
-        for what, share in zip(used, shares, strict=False):
-            there = round((dataset.tokens or length) * share / sum(shares))
-            if share and there <= length and dataset.tokens is not None:
-                yield Finding(
-                    f"{origin.place('data.split')}: {dataset.prefix} has about {there} tokens for "
-                    f"{what}, and a sample {length + 1}",
-                    "Megatron ends where a split has no sample.",
-                    "Set another data.split, more text, or a smaller model.seq_length.",
-                    refuse=dataset.tokens <= length,
-                )
-                break
 
 
 def _folders(run: Resolved, machine: Machine) -> Iterator[Finding]:
