@@ -22,6 +22,7 @@ from launcher.runs.checks.machine import (
 )
 from launcher.runs.plan.arguments import key_of
 from launcher.runs.plan.plan import Plan
+from launcher.runs.plan.program import ProgramKind, program
 from launcher.runs.plan.resolved import Resolved
 from launcher.runs.runfile.config import RunConfig
 from launcher.runs.runfile.source import Origin
@@ -345,16 +346,19 @@ def _tokens_fit(
     config: RunConfig, origin: Origin, datasets: Sequence[Dataset]
 ) -> Iterator[Finding]:
     """The vocabulary against the data, where the run file alone says how large it is."""
-    known = config.data.vocab_size
-    if known is None or config.data.tokenizer_type not in (None, "NullTokenizer"):
+    known, own = config.data.vocab_size, config.data.tokenizer_type
+    if known is None or own not in (None, "NullTokenizer"):
         return
+    upstreams = own and program(config.program).kind is ProgramKind.UPSTREAM
+    added = 1 if upstreams else 0  # for the end of a document
     for dataset in datasets:
-        if dataset.greatest >= known:
+        if dataset.greatest >= known + added:
             yield Finding(
                 f"{origin.place('data.vocab_size')}: {known}, and {dataset.prefix} has token "
                 f"{dataset.greatest}",
                 "A GPU would end at it with an assertion, long after the start.",
-                f"--set data.vocab_size={dataset.greatest + 1} or more: that of its tokenizer.",
+                f"--set data.vocab_size={dataset.greatest + 1 - added} or more: that of its "
+                "tokenizer.",
             )
 
 
