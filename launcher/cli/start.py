@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 from launcher.cli.command import GPUS, RUN, argument, command, flag, image
 
 if TYPE_CHECKING:
-    from launcher.runs.follow.assemble import PlannedRun
     from launcher.runs.plan.job import Backend
     from launcher.runs.runfile.source import Override, RunRequest
     from launcher.tools.data.text import TokenizedRun
@@ -33,6 +32,10 @@ RESTARTS = argument(
     "N",
     type=int,
 )
+DRY = (
+    flag("--dry-run", "show the plan and its command; start nothing"),
+    flag("--full", "with --dry-run: the data of Kubernetes' objects as well"),
+)
 FOLLOWED = (
     flag("--detach", "start, print the run's id, and return"),
     flag("--tie", "the run ends with the launcher, even if that is killed"),
@@ -51,8 +54,7 @@ FOLLOWED = (
     argument("--tag", "the image's tag: a row of the matrix"),
     SOURCE,
     SET,
-    flag("--dry-run", "show the plan and its command; start nothing"),
-    flag("--full", "with --dry-run: the data of Kubernetes' objects as well"),
+    *DRY,
     argument("--backend", BACKEND, default="docker"),
     RESTARTS,
     *FOLLOWED,
@@ -69,7 +71,7 @@ def run(args: Namespace) -> int:
 
     from launcher.base.settings import settings
     from launcher.runs.backends import backend
-    from launcher.runs.follow.assemble import assemble, new_stamp, release
+    from launcher.runs.follow.assemble import release
     from launcher.runs.follow.start import check_start, task
     from launcher.runs.runfile import source
     from launcher.runs.runfile.source import RunRequest
@@ -85,8 +87,7 @@ def run(args: Namespace) -> int:
     if args.dry_run:
         if numbers := chosen.tasks:
             asked = task(asked, numbers[0])
-        assembled = assemble(asked, chosen, new_stamp(), dry=True)
-        return _show(assembled, chosen, data, full=args.full)
+        return _show(args, asked, chosen, data)
     if data.text:  # which may take hours
         check_start(asked, chosen, preflight=not args.no_preflight)
         data.make()
@@ -99,9 +100,12 @@ def _start(args: Namespace, asked: RunRequest, chosen: Backend, notes: Iterable[
 
     from launcher.runs.follow.live import tell
     from launcher.runs.follow.start import start
+    from launcher.tools.data.text import TokenizedRun
 
     for note in notes:
         tell(note)
+    if args.dry_run:
+        return _show(args, asked, chosen, TokenizedRun(asked.config))
     asked, chosen = replace(asked, tie=args.tie), chosen.configured(asked.config)
     return start(asked, chosen, detach=args.detach, preflight=not args.no_preflight)
 
@@ -122,13 +126,15 @@ def overrides(args: Namespace) -> list[Override]:
     return found
 
 
-def _show(assembled: PlannedRun, chosen: Backend, data: TokenizedRun, *, full: bool) -> int:
+def _show(args: Namespace, asked: RunRequest, chosen: Backend, data: TokenizedRun) -> int:
     """Print the plan and the command; files that aren't there are told, as they may come."""
     from launcher.cli.describe import describe
+    from launcher.runs.follow.assemble import assemble, new_stamp
     from launcher.runs.follow.files import missing
 
+    assembled = assemble(asked, chosen, new_stamp(), dry=True)
     plan = assembled.plan
-    print(f"{describe(plan)}\n{chosen.show(plan, full=full)}", end="")
+    print(f"{describe(plan)}\n{chosen.show(plan, full=args.full)}", end="")
     lines = [
         *assembled.notes,
         *([] if chosen.scheduled and not chosen.shares_files else missing(plan)),
@@ -150,6 +156,7 @@ def _show(assembled: PlannedRun, chosen: Backend, data: TokenizedRun, *, full: b
     SET,
     argument("--backend", BACKEND),
     RESTARTS,
+    *DRY,
     *FOLLOWED,
 )
 def resume(args: Namespace) -> int:
@@ -166,6 +173,7 @@ def resume(args: Namespace) -> int:
 @command(
     RUN,
     flag("--force", "run it even where something isn't the same"),
+    *DRY,
     *FOLLOWED,
 )
 def rerun(args: Namespace) -> int:

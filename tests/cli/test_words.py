@@ -7,15 +7,18 @@ import subprocess
 from collections.abc import Sequence
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from launcher import __version__, cli
 from launcher.base.errors import UsageError
 from launcher.cli import completion, runs
-from launcher.runs.follow import find
+from launcher.runs.follow import find, start
 from launcher.runs.records import lines, record
 from launcher.runs.records.runs import Filter, RunSummary
+from launcher.runs.runfile import source
+from launcher.runs.runfile.source import RunRequest
 
 
 def said(capsys: pytest.CaptureFixture[str], words: str) -> str:
@@ -97,6 +100,23 @@ def test_where_to_has_one_name_and_the_older_ones_hold(words: str, option: str) 
     ]
     assert parsed[0] == parsed[1] == parsed[2]
     assert "to" in map(str, parsed[0].values())
+
+
+@pytest.mark.parametrize("command", ["resume", "rerun"])
+def test_what_would_go_on_or_be_repeated_can_be_looked_at(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    """`--dry-run` was `run`'s alone, and the others started at once."""
+    config, origin = source.load("gpt2-tiny", [])
+    asked = RunRequest(config, origin, "/"), ["a note"]
+    monkeypatch.setattr(record, "find", lambda text: SimpleNamespace(backend="docker"))
+    monkeypatch.setattr(start, "resumed", lambda *_, **__: asked)
+    monkeypatch.setattr(start, "repeated", lambda *_, **__: asked)
+    monkeypatch.setenv("DOCKER_HOST", "unix:///nowhere.sock")
+    assert cli.main([command, "abc", "--dry-run"]) == 0
+    out, err = capsys.readouterr()
+    assert out.splitlines()[-1].startswith("docker run --rm --name gpt2-tiny-")
+    assert "launcher: a note\n" in err
 
 
 LOG = b"""\

@@ -391,6 +391,7 @@ def resumed(text: str, chosen: Backend, overrides: list[Override]) -> tuple[RunR
     _refuse_overwritten(kept, asked.config)
     config = resume.skipping(resume.from_newest(asked.config), guard.passed_over(kept.run))
     config = overridden(config, overrides)
+    _refuse_finished(kept, config)
     processes = processes_of(config, counted(config, chosen))
     record.check_secrets(kept, config, os.environ)
     found = resume.on_processes(config, kept.processes, processes, was=asked.config)
@@ -399,6 +400,25 @@ def resumed(text: str, chosen: Backend, overrides: list[Override]) -> tuple[RunR
     if kept.payload != digest():
         notes.append("this launcher's own runner and trainer go on, not those of then")
     return replace(asked, config=again.config, payload=""), notes
+
+
+def _refuse_finished(kept: record.Record, config: RunConfig) -> None:
+    """Raise UsageError where the newest checkpoint is the last one: nothing is left to train."""
+    training, save = config.training, config.checkpoint.save
+    if not save or training.train_iters is None:
+        return
+    root = Path(kept.cwd, expanded(save))
+    try:
+        newest = folders.newest_complete(root, lineage.line(root, kept.run))
+    except OSError:  # another user's, or not on this machine
+        return
+    if newest and newest.iteration >= training.train_iters:
+        raise UsageError(
+            f"run {kept.run} has finished: {newest.folder} is iteration {newest.iteration} of "
+            f"{training.train_iters}",
+            f"To train on: launcher resume {kept.run} --set training.train_iters="
+            f"{2 * newest.iteration}",
+        )
 
 
 def _refuse_overwritten(kept: record.Record, config: RunConfig) -> None:

@@ -280,6 +280,22 @@ def test_a_run_whose_folder_another_has_gone_over_is_not_resumed_from_that(
         start.resumed(ANOTHER, here, [])
 
 
+def test_a_run_that_has_finished_says_so_and_how_it_goes_on(
+    theirs: Path, plan: Callable[..., Plan], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was started, loaded its last checkpoint, and ended, with a new record for nothing."""
+    wanted = asked(theirs, training={"train_iters": 9})
+    record.write(record.record_of(replace(plan("gpt2-tiny.yaml"), run=ANOTHER), wanted, "docker"))
+    monkeypatch.setattr(start.find, "jobs", list)
+    here: Any = None
+    with pytest.raises(UsageError) as caught:
+        start.resumed(ANOTHER, here, [])
+    assert caught.value.problem.endswith("/iter_0000009 is iteration 9 of 9")
+    assert caught.value.remedy.endswith(f"resume {ANOTHER} --set training.train_iters=18")
+    more = [source.parse_set("training.train_iters=10")]
+    assert start.resumed(ANOTHER, here, more)[0].config.training.train_iters == 10
+
+
 Write = Callable[[str], str]
 HEAD = "name: a\nimage: cpu\ngpus: {gpus}\n"
 TINY = (
