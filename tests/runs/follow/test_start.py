@@ -284,14 +284,14 @@ def test_a_run_that_has_finished_says_so_and_how_it_goes_on(
     theirs: Path, plan: Callable[..., Plan], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It was started, loaded its last checkpoint, and ended, with a new record for nothing."""
-    wanted = asked(theirs, training={"train_iters": 9})
+    wanted = asked(theirs, training={"train_iters": 6})
     record.write(record.record_of(replace(plan("gpt2-tiny.yaml"), run=ANOTHER), wanted, "docker"))
     monkeypatch.setattr(start.find, "jobs", list)
     here: Any = None
     with pytest.raises(UsageError) as caught:
         start.resumed(ANOTHER, here, [])
-    assert caught.value.problem.endswith("/iter_0000009 is iteration 9 of 9")
-    assert caught.value.remedy.endswith(f"resume {ANOTHER} --set training.train_iters=18")
+    assert caught.value.problem.endswith("/iter_0000006 is iteration 6 of 6")
+    assert caught.value.remedy.endswith(f"resume {ANOTHER} --set training.train_iters=12")
     more = [source.parse_set("training.train_iters=10")]
     assert start.resumed(ANOTHER, here, more)[0].config.training.train_iters == 10
 
