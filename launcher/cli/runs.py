@@ -18,12 +18,14 @@ from launcher.cli.command import (
     QUIET,
     RUN,
     RUNS,
+    SHOWN,
     actions,
     argument,
     call_action,
     command,
     either,
     flag,
+    shown,
     table,
 )
 
@@ -76,12 +78,12 @@ def _tell_silent(silent: list[SilentBackends]) -> int:
     return EngineError.exit_code if any(one.may_have_jobs for one in silent) else 0
 
 
-@command(RUN)
+@command(RUN, SHOWN)
 def attach(args: Namespace) -> int:
     """Follow a run from its first line on, as if it had been started here."""
     from launcher.runs.follow.start import attach
 
-    return attach(args.run)
+    return attach(args.run, shown(args))
 
 
 def _written(run: str, *, follow: bool = False) -> Iterator[tuple[bool, bytes]]:

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from launcher.cli.command import GPUS, RUN, argument, command, flag, image
+from launcher.cli.command import GPUS, RUN, SHOWN, argument, command, flag, image, shown
 
 if TYPE_CHECKING:
     from launcher.runs.plan.job import Backend
@@ -37,6 +37,7 @@ DRY = (
     flag("--full", "with --dry-run: the data of Kubernetes' objects as well"),
 )
 FOLLOWED = (
+    SHOWN,
     flag("--detach", "start, print the run's id, and return"),
     flag("--tie", "the run ends with the launcher, even if that is killed"),
     flag("--no-preflight", "start without looking whether it can work"),
@@ -107,7 +108,8 @@ def _start(args: Namespace, asked: RunRequest, chosen: Backend, notes: Iterable[
     if args.dry_run:
         return _show(args, asked, chosen, TokenizedRun(asked.config))
     asked, chosen = replace(asked, tie=args.tie), chosen.configured(asked.config)
-    return start(asked, chosen, detach=args.detach, preflight=not args.no_preflight)
+    preflight = not args.no_preflight
+    return start(asked, chosen, detach=args.detach, preflight=preflight, shown=shown(args))
 
 
 def overrides(args: Namespace) -> list[Override]:

@@ -18,14 +18,15 @@ from launcher.base.files import ForeignFileError
 from launcher.base.names import LABEL
 from launcher.base.settings import expanded
 from launcher.base.trust import require_own_links
-from launcher.runs.follow import files, find
+from launcher.runs.follow import files, find, live
 from launcher.runs.follow.assemble import PlannedRun, assemble, counted, new_stamp
 from launcher.runs.follow.listener import Listener
-from launcher.runs.follow.live import tell
+from launcher.runs.follow.live import Shown, screened, tell
 from launcher.runs.follow.supervise import supervise
 from launcher.runs.payload import KEY, digest
 from launcher.runs.plan.job import Backend, Job
 from launcher.runs.plan.plan import Plan, Stamp
+from launcher.runs.plan.program import ProgramKind, program
 from launcher.runs.plan.resolved import processes_of
 from launcher.runs.records import owner, provenance, record, repeat, resume
 from launcher.runs.runfile.config import RunConfig
@@ -38,7 +39,14 @@ LISTEN = "launcher.runs.follow.listen"
 """All that listens to a run; there is nothing to hear before it has begun."""
 
 
-def start(asked: RunRequest, chosen: Backend, *, detach: bool, preflight: bool) -> int:
+def start(
+    asked: RunRequest,
+    chosen: Backend,
+    *,
+    detach: bool,
+    preflight: bool,
+    shown: Shown = Shown.USUAL,
+) -> int:
     """Start the run and follow it to its end; the program's exit code, or 0 once detached.
 
     Raises UsageError, EngineError and PreflightError before anything is started.
@@ -60,9 +68,12 @@ def start(asked: RunRequest, chosen: Backend, *, detach: bool, preflight: bool) 
     stamp = new_stamp()
     assembled = assemble(asked, chosen, stamp)
     asked = replace(asked, config=assembled.run.config)
-    with ExitStack() as starting:
+    with screened(shown), ExitStack() as starting:
+        live.screen.wait("checking")
         starting.enter_context(owner.alone())
         plan = _kept(assembled, asked, chosen, preflight=preflight)
+        where = plan.image if chosen.contained else "this environment"
+        tell(f"run {plan.run} ({plan.name}) in {where}; record: {record.folder(plan.run)}")
         gc.freeze()  # what is imported stays, so it is looked at no more, not even at the end
         gc.enable()
         if detach:
@@ -137,14 +148,14 @@ def _listening(job: Job) -> AbstractContextManager[Sequence[Listener]]:
     return listening(job)
 
 
-def attach(text: str) -> int:
+def attach(text: str, shown: Shown = Shown.USUAL) -> int:
     """Follow a run that goes on, or went on, from its first line; its exit code."""
     chosen, job = find.job(text)
     try:
         kept = record.find(job.run)
     except UsageError:  # another user's or another cache's: it can be followed all the same
         tell(f"run {job.run} has no record here: it is only looked at, not stopped or removed")
-        return supervise(chosen, lambda attempt: job, job=job, guest=True).code
+        return supervise(chosen, lambda attempt: job, job=job, guest=True, shown=shown).code
     asked = kept.asked()
     chosen = chosen.configured(asked.config)
     restarts = asked.config.max_restarts
@@ -155,7 +166,9 @@ def attach(text: str) -> int:
             tell(f"{error.problem}: it won't be started again")
         restarts = 0
     attempts = Attempts(asked, chosen, _stamp(job), None)
-    return supervise(chosen, attempts, restarts=restarts, job=job, listening=_listening).code
+    return supervise(
+        chosen, attempts, restarts=restarts, job=job, listening=_listening, shown=shown
+    ).code
 
 
 def _stamp(job: Job) -> Stamp:
@@ -322,6 +335,14 @@ class Attempts:
         self.first = first
 
     def __call__(self, attempt: int) -> Job:
+        """Start an attempt, and show what is waited for meanwhile and then."""
+        live.screen.wait(f"starting the {'container' if self.chosen.contained else 'processes'}")
+        job = self._start(attempt)
+        trains = program(self.asked.config.program).kind is not ProgramKind.SCRIPT
+        live.screen.wait("importing torch" if trains else "")
+        return job
+
+    def _start(self, attempt: int) -> Job:
         if attempt == 0 and self.first:
             # Read while the engine starts it, which takes longer.
             Thread(target=import_module, args=(LISTEN,), daemon=True).start()

@@ -20,6 +20,7 @@ from launcher.base.names import LABEL
 from launcher.runs.follow import files, start
 from launcher.runs.follow.assemble import PlannedRun, assemble
 from launcher.runs.follow.files import Caller
+from launcher.runs.follow.live import Shown
 from launcher.runs.plan.image import ImageFacts
 from launcher.runs.plan.job import Backend
 from launcher.runs.plan.plan import Plan, Stamp
@@ -73,7 +74,7 @@ def again(
         monkeypatch.setattr(start.find, "jobs", lambda: [(None, one) for one in jobs])
         started: list[Plan] = []
         chosen: Any = SimpleNamespace(
-            start=lambda plan, attach: started.append(plan), shares_files=seen
+            start=lambda plan, attach: started.append(plan), shares_files=seen, contained=True
         )
         start.Attempts(wanted, chosen, Stamp(RUN, ""), None)(1)
         return started
@@ -114,7 +115,7 @@ def test_a_run_that_does_not_start_leaves_no_record(save: Path, plan: Callable[.
     def refuse(*_: Any, **__: Any) -> None:
         raise EngineError("no")
 
-    chosen: Any = SimpleNamespace(start=refuse)
+    chosen: Any = SimpleNamespace(start=refuse, contained=True)
     first = start.First(replace(plan("gpt2-tiny.yaml"), run=RUN), ExitStack())
     with pytest.raises(EngineError):
         start.Attempts(asked(save), chosen, Stamp(RUN, ""), first)(0)
@@ -135,7 +136,7 @@ def test_a_run_without_a_record_here_is_only_looked_at(
 
     monkeypatch.setattr(start, "supervise", supervise)
     assert start.attach(RUN) == 3
-    assert seen == [{"job": theirs, "guest": True}]
+    assert seen == [{"job": theirs, "guest": True, "shown": Shown.USUAL}]
     assert f"run {RUN} has no record here" in capsys.readouterr().err
 
 
