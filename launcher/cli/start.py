@@ -164,7 +164,7 @@ def _show(args: Namespace, asked: RunRequest, chosen: Backend, data: TokenizedRu
 def resume(args: Namespace) -> int:
     """Go on with a run from its newest complete checkpoint, on other GPUs if need be."""
     from launcher.runs.backends import backend
-    from launcher.runs.follow.start import resumed
+    from launcher.runs.follow.again import resumed
     from launcher.runs.records import record
 
     chosen = backend(args.backend or record.find(args.run).backend)
@@ -181,7 +181,7 @@ def resume(args: Namespace) -> int:
 def rerun(args: Namespace) -> int:
     """Repeat a run exactly, or say what is no longer the same."""
     from launcher.runs.backends import backend
-    from launcher.runs.follow.start import repeated
+    from launcher.runs.follow.again import repeated
     from launcher.runs.records import record
 
     chosen = backend(record.find(args.run).backend)

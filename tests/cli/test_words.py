@@ -14,7 +14,7 @@ import pytest
 from launcher import __version__, cli
 from launcher.base.errors import UsageError
 from launcher.cli import completion, runs
-from launcher.runs.follow import find, start
+from launcher.runs.follow import again, find
 from launcher.runs.records import lines, record
 from launcher.runs.records.runs import Filter, RunSummary
 from launcher.runs.runfile import source
@@ -110,8 +110,8 @@ def test_what_would_go_on_or_be_repeated_can_be_looked_at(
     config, origin = source.load("gpt2-tiny", [])
     asked = RunRequest(config, origin, "/"), ["a note"]
     monkeypatch.setattr(record, "find", lambda text: SimpleNamespace(backend="docker"))
-    monkeypatch.setattr(start, "resumed", lambda *_, **__: asked)
-    monkeypatch.setattr(start, "repeated", lambda *_, **__: asked)
+    monkeypatch.setattr(again, "resumed", lambda *_, **__: asked)
+    monkeypatch.setattr(again, "repeated", lambda *_, **__: asked)
     monkeypatch.setenv("DOCKER_HOST", "unix:///nowhere.sock")
     assert cli.main([command, "abc", "--dry-run"]) == 0
     out, err = capsys.readouterr()

@@ -17,6 +17,7 @@ from launcher.agent.checkpoints import folders, lineage
 from launcher.agent.checkpoints.folders import CheckpointFolder
 from launcher.base.errors import EngineError, UsageError
 from launcher.base.names import LABEL
+from launcher.runs.follow import again as again_of
 from launcher.runs.follow import files, start
 from launcher.runs.follow.assemble import PlannedRun, assemble
 from launcher.runs.follow.files import Caller
@@ -147,8 +148,8 @@ def test_a_run_that_a_launcher_is_about_to_start_again_is_not_resumed(
     monkeypatch.setattr(start.find, "jobs", list)
     here: Any = None
     with owner.following(RUN), pytest.raises(UsageError, match=f"run {RUN} still goes on"):
-        start.resumed(RUN, here, [])
-    found, notes = start.resumed(RUN, here, [])
+        again_of.resumed(RUN, here, [])
+    found, notes = again_of.resumed(RUN, here, [])
     assert found.config.checkpoint.load == str(save)
     assert found.payload == ""  # today's, and it is said
     assert "this launcher's own runner and trainer go on, not those of then" in notes
@@ -169,7 +170,7 @@ def test_the_same_is_the_same_though_it_saves_elsewhere_and_is_tied_or_has_a_sec
     record.write(record.record_of(plan, wanted, "docker"))
     provenance.keep(plan, provenance.facts_of(plan, wanted, chosen, None))
     monkeypatch.setenv("API_KEY", "x")
-    found, notes = start.repeated(RUN, chosen, force=False)
+    found, notes = again_of.repeated(RUN, chosen, force=False)
     assert notes == [f"it saves to {save}-rerun"]
     assert found.config.checkpoint.load == (str(save) if began else f"{save}-rerun")
 
@@ -273,12 +274,12 @@ def test_a_run_whose_folder_another_has_gone_over_is_not_resumed_from_that(
     )
     monkeypatch.setattr(start.find, "jobs", list)
     here: Any = None
-    start.resumed(ANOTHER, here, [])
+    again_of.resumed(ANOTHER, here, [])
     lineage.claim(theirs, RUN, RUN, overwrite=True)
     distributed(folders.partial(theirs, 12))
     folders.publish(theirs, 12)
     with pytest.raises(UsageError, match=f"iter_0000012 is run {RUN}'s"):
-        start.resumed(ANOTHER, here, [])
+        again_of.resumed(ANOTHER, here, [])
 
 
 def test_a_run_that_has_finished_says_so_and_how_it_goes_on(
@@ -290,11 +291,11 @@ def test_a_run_that_has_finished_says_so_and_how_it_goes_on(
     monkeypatch.setattr(start.find, "jobs", list)
     here: Any = None
     with pytest.raises(UsageError) as caught:
-        start.resumed(ANOTHER, here, [])
+        again_of.resumed(ANOTHER, here, [])
     assert caught.value.problem.endswith("/iter_0000006 is iteration 6 of 6")
     assert caught.value.remedy.endswith(f"resume {ANOTHER} --set training.train_iters=12")
     more = [source.parse_set("training.train_iters=10")]
-    assert start.resumed(ANOTHER, here, more)[0].config.training.train_iters == 10
+    assert again_of.resumed(ANOTHER, here, more)[0].config.training.train_iters == 10
 
 
 Write = Callable[[str], str]
