@@ -58,7 +58,7 @@ READ = (
         default=[],
     ),
     argument("--json-keys", "keys or columns: text", "KEY", nargs="+", default=["text"]),
-    argument("--format", "jsonl, csv, parquet or txt; else by the file's name", "FORMAT"),
+    argument("--format", "jsonl, csv, parquet, arrow or txt; else by the file's name", "FORMAT"),
     argument("--csv-columns", "names of the columns, where row 1 is data", "A,B"),
     argument("--csv-delimiter", "else a comma; .tsv: tabs, no quotations", "CHARACTER"),
     argument("--encoding", "of csv and txt: gb18030 (utf-8)", default="utf-8"),
@@ -116,7 +116,7 @@ def a_path(text: str) -> Path:
     argument("--log-interval", "upstream's; a line each five seconds", "N", type=int),
 )
 def tokenize(args: Namespace) -> int:
-    """Make .bin and .idx of jsonl, csv, parquet or plain text, packed or not."""
+    """Make .bin and .idx of JSON, csv, parquet, Arrow or plain text, packed or not."""
     from launcher.tools.data import tokenize, workers
     from launcher.tools.data.bar import Bar
 
@@ -210,6 +210,7 @@ def merge(args: Namespace) -> int:
 def inspect(args: Namespace) -> int:
     """Check a .bin and .idx, count, show the lengths and the first documents; compare two."""
     from launcher.tools.data import contents, tokenizers
+    from launcher.tools.data.tokenizers import TokenizerChoice
 
     data = contents.open_data(args.prefix)
     if args.compare:
@@ -220,7 +221,10 @@ def inspect(args: Namespace) -> int:
     found = contents.sizes(data)
     print("\n".join([*_counts(data, found), "", *_histogram(found)]))
     if shown := range(min(args.documents, data.documents)):
-        loaded = tokenizers.load_tokenizer(tokenizer(args))
+        chosen = tokenizer(args)
+        if chosen == TokenizerChoice():  # none is named
+            chosen = contents.made_by(data) or chosen
+        loaded = tokenizers.load_tokenizer(chosen)
         for number in shown:
             print(f"\ndocument {number}:\n{_shown(loaded, data, number)}")
     return 0

@@ -92,7 +92,7 @@ def run(args: Namespace) -> int:
     if data.text:  # which may take hours
         check_start(asked, chosen, preflight=not args.no_preflight)
         data.make()
-    return _start(args, asked, chosen)
+    return _start(args, asked, chosen, filter(None, [data.note]))
 
 
 def _start(args: Namespace, asked: RunRequest, chosen: Backend, notes: Iterable[str] = ()) -> int:
@@ -138,6 +138,7 @@ def _show(args: Namespace, asked: RunRequest, chosen: Backend, data: TokenizedRu
     plan = assembled.plan
     print(f"{describe(plan)}\n{chosen.show(plan, full=args.full)}", end="")
     lines = [
+        *filter(None, [data.note]),
         *assembled.notes,
         *([] if chosen.scheduled and not chosen.shares_files else missing(plan)),
     ]

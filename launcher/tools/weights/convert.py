@@ -27,6 +27,7 @@ from launcher.tools.weights.hf_config import CONFIG
 from launcher.tools.weights.reader import DISTRIBUTED, KEPT, SavedModel
 from launcher.tools.weights.writer import TensorSource
 
+ADAPTER = "adapter_config.json"
 SHARD = 5_000_000_000
 """Bytes of a shard, as transformers has them."""
 
@@ -179,6 +180,11 @@ def import_(source: Path, target: Path, padding: int = 128) -> Conversion:
 
     The vocabulary is padded with zeros to a multiple of `padding`. Raises UsageError.
     """
+    if (source / ADAPTER).is_file() and not (source / CONFIG).is_file():
+        raise UsageError(
+            f"{source}: an adapter of PEFT's: what it adds to a model, and no model",
+            "Merge the two first: PEFT's merge_and_unload() and save_pretrained(FOLDER).",
+        )
     if not (source / CONFIG).is_file():
         raise UsageError(f"{source}: no {CONFIG} in it", "Name the folder of a model.")
     config = safetensors.read_json(source / CONFIG)
