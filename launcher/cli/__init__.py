@@ -40,6 +40,7 @@ COMMANDS = {
     "shell": ("start", "open a shell in an image: shell [TAG] [-- COMMAND]"),
     "plot": ("runs", "draw loss and throughput of runs into one PNG"),
     "doctor": ("doctor", "look whether this machine can train: engine, GPUs, driver, memory, disk"),
+    "init": ("runfile", "write a run file of your own to begin with, fitted to GPUs"),
     "import": ("runfile", "turn a shell script that starts Megatron into a run file"),
     "schema": ("runfile", "print the JSON Schema of a run file, for editors"),
     "completion": ("completion", "print the completion script of bash, zsh or fish"),
@@ -68,7 +69,7 @@ COMMANDS = {
 
 GROUP = "launchpad.commands"
 
-WITH_REST = ("run", "tune", "exec", "shell", "import", "checkpoint")
+WITH_REST = ("run", "tune", "exec", "shell", "init", "import", "checkpoint")
 """Commands for which what stands behind `--` is another program's."""
 
 EXIT_CODES = """\

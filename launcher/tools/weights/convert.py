@@ -175,11 +175,8 @@ def _number(text: str) -> Any:
 # To Megatron
 
 
-def import_(source: Path, target: Path, padding: int = 128) -> Conversion:
-    """Write a folder of Hugging Face's as a checkpoint, in `torch_dist`, for any layout.
-
-    The vocabulary is padded with zeros to a multiple of `padding`. Raises UsageError.
-    """
+def require_model(source: Path) -> None:
+    """Raise UsageError where a folder has no model of Hugging Face's."""
     if (source / ADAPTER).is_file() and not (source / CONFIG).is_file():
         raise UsageError(
             f"{source}: an adapter of PEFT's: what it adds to a model, and no model",
@@ -187,6 +184,14 @@ def import_(source: Path, target: Path, padding: int = 128) -> Conversion:
         )
     if not (source / CONFIG).is_file():
         raise UsageError(f"{source}: no {CONFIG} in it", "Name the folder of a model.")
+
+
+def import_(source: Path, target: Path, padding: int = 128) -> Conversion:
+    """Write a folder of Hugging Face's as a checkpoint, in `torch_dist`, for any layout.
+
+    The vocabulary is padded with zeros to a multiple of `padding`. Raises UsageError.
+    """
+    require_model(source)
     config = safetensors.read_json(source / CONFIG)
     of = family(str(config.get("model_type")))
     shape = hf_config.of_config(config, padding)
