@@ -60,7 +60,8 @@ def script(shell: str) -> str:
     choices: dict[str, Iterable[str]] = {"megatron": matrix.releases, "backend": names()}
     choices |= dict.fromkeys(("tag", "tags"), matrix.rows)
     completes: dict[str, object] = {"script": shtab.FILE, "source": shtab.DIRECTORY}
-    completes |= {"config": dict.fromkeys(CONFIGS, CONFIG) | {"fish": f"({CONFIG})"}}
+    presets_and_files = dict.fromkeys(CONFIGS, CONFIG) | {"fish": f"({CONFIG})"}
+    completes |= {"config": presets_and_files, "preset": presets_and_files}
     for name, action in _actions(parser):
         if action.dest in choices:
             action.choices = [*choices[action.dest]]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import subprocess
+import sys
 from collections.abc import Sequence
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -13,12 +15,16 @@ import pytest
 
 from launcher import __version__, cli
 from launcher.base.errors import UsageError
-from launcher.cli import completion, runs
+from launcher.base.settings import ROOT
+from launcher.cli import completion, runs, tune
+from launcher.images.carry import prune
 from launcher.runs.follow import again, find
 from launcher.runs.records import lines, record
 from launcher.runs.records.runs import Filter, RunSummary
 from launcher.runs.runfile import source
 from launcher.runs.runfile.source import RunRequest
+from launcher.tools.tuning.search import Measurement
+from launcher.tools.tuning.settings import Setting
 
 
 def said(capsys: pytest.CaptureFixture[str], words: str) -> str:
@@ -33,6 +39,17 @@ def test_the_help_needs_no_command_and_says_what_each_does() -> None:
     assert {name: cli.find_command(name).help for name in cli.COMMANDS} == {
         name: about for name, (_, about) in cli.COMMANDS.items()
     }
+
+
+def test_the_help_imports_no_command() -> None:
+    """It took as long as 5.6 bare Pythons."""
+    code = "import sys; from launcher import cli\ntry: cli.main(['--help'])\nfinally: " + (
+        "print(*(n for n in sys.modules if n.startswith('launcher.cli.')), file=sys.stderr)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert done.stderr.split() == ["launcher.cli.parsing"]
 
 
 def test_no_arguments_print_the_help(capsys: pytest.CaptureFixture[str]) -> None:
@@ -203,6 +220,26 @@ def test_the_matrix_is_told_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     told = json.loads(capsys.readouterr().out)
     assert told["rows"]["24.10"]["megatron"]
     assert "hf" in told["extras"]
+
+
+def test_images_and_tuned_settings_are_told_as_json(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They were tables alone."""
+    one = prune.OwnImage(
+        **{"id": "sha256:ab", "names": ("megatron:cpu",), "row": "cpu", "release": "0.16.1"},
+        **{"created": "", "named": "", "layers": (), "added": (5,), "size": 9},
+        **{"pinned": True, "used": False},
+    )
+    monkeypatch.setattr(prune, "ours", lambda client: [one])
+    monkeypatch.setattr("launcher.images.engine.connect.connect", lambda: None)
+    assert cli.main(["image", "ls", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["names"] == ["megatron:cpu"]
+    best = Measurement(Setting((("training.micro_batch_size", 4),)), 12.5)
+    tune._print(argparse.Namespace(json=True), [best], best, ["text"], "mine-tuned.yaml")
+    told = json.loads(capsys.readouterr().out)
+    assert told["best"] == {"training.micro_batch_size": 4}
+    assert (told["tried"][0]["ms"], told["written"]) == (12.5, "mine-tuned.yaml")
 
 
 def test_fish_has_the_same_commands_and_values(tmp_path: Path) -> None:

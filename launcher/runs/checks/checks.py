@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from launcher.base.errors import PreflightError
 from launcher.base.screen import size
 from launcher.runs.backends.docker.docker_request import bytes_of_size
-from launcher.runs.checks import fit, memory, saved, splits
+from launcher.runs.checks import fit, memory, saved
 from launcher.runs.checks.machine import (
     UNLIMITED,
     Dataset,
@@ -115,7 +115,10 @@ def preflight(
         if dataset.problem
     ]
     found += _tokens_fit(config, origin, machine.datasets)
-    found += splits.check(run, machine.datasets)
+    if machine.datasets:
+        from launcher.runs.checks import splits
+
+        found += splits.check(run, machine.datasets)
     found += _folders(run, machine)
     return [*found, *saved.check_loaded(origin, plan, machine.load)]
 

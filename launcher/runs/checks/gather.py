@@ -327,10 +327,10 @@ def may(path: str, who: RunUser | None, access: int) -> bool:
 
 def documents(mounts: Iterable[Mount]) -> list[int]:
     """How many documents each data file of a run has, of those that can be read here."""
-    from launcher.runs.datasets import indexed
-
     found = list[int]()
     for prefix in prefixes(mounts):
+        from launcher.runs.datasets import indexed
+
         with suppress(OSError, indexed.DamagedDataset):
             found.append(indexed.read_index(Path(prefix)).sequences)
     return found

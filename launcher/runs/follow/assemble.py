@@ -85,9 +85,13 @@ def _decided(
     run: Resolved, chosen: Backend, visible: Sequence[Gpu] | None
 ) -> tuple[Resolved, list[str]]:
     """The run without `auto` where GPUs decide, and empty splits dropped; notes on it."""
-    from launcher.runs.checks import auto, gather, splits
+    from launcher.runs.checks import auto, gather
 
-    run, dropped = splits.without_empty(run, gather.documents(run.mounts))
+    dropped = list[str]()
+    if documents := gather.documents(run.mounts):
+        from launcher.runs.checks import splits
+
+        run, dropped = splits.without_empty(run, documents)
     if not auto.is_open(run.config):
         return run, dropped
     if visible is None:

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
-from glob import has_magic
 from pathlib import Path
 
 from launcher.agent.checkpoints import folders, lineage
@@ -93,7 +92,9 @@ def job(text: str) -> tuple[Backend, Job]:
 
 def named(texts: Iterable[str]) -> list[str]:
     """The runs that `texts` name, each pattern as all of this user's jobs whose names fit it."""
-    own = [one for _, one in jobs() if _is_own(one.run)] if any(map(has_magic, texts)) else []
+    own = (
+        [one for _, one in jobs() if _is_own(one.run)] if any(map(record.is_pattern, texts)) else []
+    )
     return record.expanded(texts, [(one.run, one.labels.get(f"{LABEL}name", "")) for one in own])
 
 

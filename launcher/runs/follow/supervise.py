@@ -25,7 +25,7 @@ from launcher.agent.ranks.signals import SignalListener
 from launcher.base.errors import EngineError, UnfollowedError
 from launcher.base.names import LABEL
 from launcher.base.screen import duration
-from launcher.runs.follow import compact, find, live
+from launcher.runs.follow import find, live
 from launcher.runs.follow.listener import Listener, Listening, nobody
 from launcher.runs.follow.live import LostTerminal, Shown, screened, tell, to_nowhere, write
 from launcher.runs.plan.job import KILLED, Backend, ConnectionLost, EndCause, ExitStatus, Job
@@ -108,7 +108,7 @@ def _to_its_end(
     chosen: Backend, job: Job, stopper: Stopper, *, mine: bool, listeners: Sequence[Listener]
 ) -> Ending:
     """Follow the job; where it is `mine`, remove it, but for a lost engine or terminal."""
-    from launcher.runs.follow import guard, watchdog
+    from launcher.runs.follow import compact, guard, watchdog
     from launcher.runs.records.ending import Ending
 
     follower = Follower(chosen, job, stopper, mine, listeners)

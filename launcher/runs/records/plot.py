@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from glob import has_magic
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -41,7 +40,8 @@ def plot(names: Sequence[str], output: Path) -> list[str]:
 
     Raises UsageError where there is no such run, no metrics, or no such folder, and as `install`.
     """
-    listed = [(run.run, run.name) for run in record.records()] if any(map(has_magic, names)) else []
+    pattern = any(map(record.is_pattern, names))
+    listed = [(run.run, run.name) for run in record.records()] if pattern else []
     known = {run.run: run.name for run in map(record.find, record.expanded(names, listed))}
     runs = [curves(f"{name} ({run})", read_metrics(run)) for run, name in known.items()]
     empty = [run.name for run in runs if not (run.train or run.validation or run.samples)]

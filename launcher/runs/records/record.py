@@ -11,8 +11,6 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from fnmatch import fnmatchcase
-from glob import has_magic
 from pathlib import Path
 from typing import Any
 
@@ -316,9 +314,21 @@ def expanded(texts: Iterable[str], known: Iterable[tuple[str, str]]) -> list[str
     """
     pairs, found = [*known], list[str]()
     for text in texts:
-        fitting = [run for run, name in pairs if fnmatchcase(name, text)]
-        found += fitting if has_magic(text) and fitting else [text]
+        fitting = [run for run, name in pairs if fits(name, text)] if is_pattern(text) else []
+        found += fitting or [text]
     return [*dict.fromkeys(found)]
+
+
+def is_pattern(text: str) -> bool:
+    """Whether it may fit several names, none of which has such a character."""
+    return any(character in text for character in "*?[")
+
+
+def fits(name: str, pattern: str) -> bool:
+    """Whether a run's name is the one given, or fits the pattern."""
+    from fnmatch import fnmatchcase
+
+    return name == pattern or (is_pattern(pattern) and fnmatchcase(name, pattern))
 
 
 def match(
@@ -333,7 +343,7 @@ def match(
     and says `none` where there is nothing to choose from.
     """
     begun = [run for run, _ in known if text and run.startswith(text)]
-    named = [run for run, name in known if fnmatchcase(name, text)]
+    named = [run for run, name in known if fits(name, text)]
     if text in begun:
         return text
     if named:

@@ -8,7 +8,6 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -126,7 +125,7 @@ class Filter:
         """Whether the run is one of them."""
         if self.states and run.state not in self.states:
             return False
-        if self.name is not None and not fnmatchcase(run.name, self.name):
+        if self.name is not None and not record.fits(run.name, self.name):
             return False
         created = datetime.fromisoformat(run.created)
         return (self.since or created) <= created and (not self.before or created < self.before)

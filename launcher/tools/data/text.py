@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from launcher.base.errors import UsageError
 from launcher.base.settings import expanded
-from launcher.runs.datasets import indexed
 from launcher.runs.plan.program import ProgramKind, program
 from launcher.runs.runfile.config import Data, RunConfig
 from launcher.runs.runfile.source import Origin
@@ -100,6 +99,8 @@ def _as_made(config: RunConfig, origin: Origin) -> TokenizedRun:
 
 def _how_made(prefix: str) -> dict[str, Any] | None:
     """What is kept of how data files were made; None where nothing is, or they aren't here."""
+    from launcher.runs.datasets import indexed
+
     path = expanded(prefix.removesuffix(".bin").removesuffix(".idx"))
     with suppress(OSError, indexed.DamagedDataset):
         index = indexed.read_index(path)
