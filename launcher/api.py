@@ -35,8 +35,9 @@ from launcher.base.settings import ROOT, expanded, settings
 from launcher.images.matrix.load import load_matrix
 from launcher.runs.backends import backend
 from launcher.runs.follow import find, supervise
+from launcher.runs.follow.again import resumed
 from launcher.runs.follow.assemble import PlannedRun, assemble, new_stamp
-from launcher.runs.follow.start import begin, check_start, keep, resumed
+from launcher.runs.follow.start import begin, check_start, keep
 from launcher.runs.plan.job import Backend
 from launcher.runs.records import failures, owner, plot, record, runs, watch
 from launcher.runs.records.failures import Explanation

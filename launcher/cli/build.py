@@ -149,12 +149,18 @@ def verify(args: Namespace) -> int:
     PLATFORM,
     flag("--no-images", "leave base and builder out"),
     either(
-        argument("--bundle", "pack it all into one folder", "DIR", type=Path),
-        argument("--from", "take what was packed with --bundle", "DIR", type=Path, dest="bundled"),
+        argument(
+            "--output -o --bundle",
+            "pack it all into one folder",
+            "DIR",
+            type=Path,
+            dest="bundle",
+        ),
+        argument("--from", "take what was packed with --output", "DIR", type=Path, dest="bundled"),
     ),
 )
 def fetch(args: Namespace) -> int:
-    """Fetch all that a build reads; --bundle and --from carry it to a machine with no internet.
+    """Fetch all that a build reads; --output and --from carry it to a machine with no internet.
 
     One line for each row and bundle on stdout.
     """

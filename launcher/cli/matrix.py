@@ -31,9 +31,16 @@ if TYPE_CHECKING:
     from launcher.tools.trials.series import TrialOptions
 
 
-@command(flag("--keys", "of each row with each release: the key of its image"))
+@command(
+    either(
+        flag("--keys", "of each row with each release: the key of its image"),
+        flag("--json", "print one JSON object: rows and extras"),
+    )
+)
 def list_(args: Namespace) -> int:
     """The rows of the matrix, and the sets of extras."""
+    import json
+
     from launcher.base.settings import settings
     from launcher.images.matrix.load import load_lock, load_matrix
     from launcher.images.matrix.render import table
@@ -46,6 +53,9 @@ def list_(args: Namespace) -> int:
             print(*line)
         return 0
     matrix = load_matrix()
+    if args.json:
+        print(json.dumps(matrix.model_dump(mode="json", include={"rows", "extras"}), indent=1))
+        return 0
     print(table(matrix), end="")
     for name, one in matrix.extras.items():
         print(f"EXTRAS={name}: {one.purpose} ({', '.join([*one.packages, *one.extensions])})")
@@ -53,7 +63,7 @@ def list_(args: Namespace) -> int:
 
 
 WRITTEN = argument(
-    "--root",
+    "--output -o --root",
     "where to write (default: beside the matrix, or here where that is an installed one)",
     "FOLDER",
     type=Path,
@@ -70,7 +80,7 @@ def render(args: Namespace) -> int:
     from launcher.tools.trials import html
 
     site, matrix = settings(), load_matrix()
-    root, beside = (args.root or site.written).absolute(), site.matrix.parent
+    root, beside = (args.output or site.written).absolute(), site.matrix.parent
     files = render.render_all(matrix, load_lock(), root, beside)
     files |= compose_examples.files(matrix, root)
     files |= html.rendered(files, root)
@@ -98,7 +108,7 @@ def lock(args: Namespace) -> int:
     from launcher.images.sources import lock
 
     site, beside = settings(), lock_path()
-    path = (args.root or site.written).absolute() / beside.name
+    path = (args.output or site.written).absolute() / beside.name
     known = next((each for each in (path, beside) if each.exists()), None)
     old = load_lock(known) if known else None
     asking = lock.LockRequest(args.upgrade, args.offline)
@@ -128,7 +138,7 @@ def news(args: Namespace) -> int:
     found = news.look(matrix, site)
     print(news.table(found), end="")
     if args.write:
-        path = (args.root or site.written).absolute() / site.matrix.name
+        path = (args.output or site.written).absolute() / site.matrix.name
         path.parent.mkdir(parents=True, exist_ok=True)
         files.write(path, proposals.propose(matrix, text, found, site))
     return 1 if args.check and any(one.new for one in found) else 0

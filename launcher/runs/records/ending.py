@@ -173,13 +173,13 @@ class Ending:
 
 
 def describe(ending: Ending, run: str, saved: CheckpointFolder | None, folder: str) -> list[str]:
-    """What to tell of the end, line by line; nothing of a run that finished.
+    """What to tell of the end, line by line: one of a run that finished.
 
     `saved` is its newest complete checkpoint, and `folder` where it saves any, or "". The exit
     code is told once: a rank's own line has it.
     """
     if ending.outcome is Outcome.FINISHED:
-        return []
+        return [f"run {run} finished{_kept(run, saved)}"]
     told, reason = f"run {run} {ending.outcome.value}", ending.reason
     if not re.search(rf"\bcode {ending.code}\b", reason):
         told += f", exit code {ending.code}"
@@ -199,7 +199,23 @@ def describe(ending: Ending, run: str, saved: CheckpointFolder | None, folder: s
         lines.append(f"to go on: launcher resume {run}{sets}")
     elif folder:
         lines.append("it saved no complete checkpoint")
+    if (kept := record.folder(run)).is_dir():
+        lines.append(f"its record: {kept}")
     return lines
+
+
+def _kept(run: str, saved: CheckpointFolder | None) -> str:
+    """Where a run's newest checkpoint and its record are, and what can be done with them."""
+    folder, told, following = record.folder(run), "", list[str]()
+    if saved:
+        told += f"; newest checkpoint: {saved.folder} (iteration {saved.iteration})"
+        more = f"launcher resume {run} --set training.train_iters={2 * saved.iteration}"
+        following += [more, f"launcher generate {run} TEXT"]
+        following += [f"launcher checkpoint export {run} -o FOLDER"]
+    if (folder / record.FILE).is_file():
+        told += f"; record: {folder}"
+        following.append(f"launcher plot {run}")
+    return f"{told}; next: {', '.join(following)}" if following else told
 
 
 def keep(

@@ -41,7 +41,9 @@ def plot(names: Sequence[str], output: Path) -> list[str]:
 
     Raises UsageError where there is no such run, no metrics, or no such folder, and as `install`.
     """
-    known = {run.run: run.name for run in map(record.find, names)}
+    pattern = any(map(record.is_pattern, names))
+    listed = [(run.run, run.name) for run in record.records()] if pattern else []
+    known = {run.run: run.name for run in map(record.find, record.expanded(names, listed))}
     runs = [curves(f"{name} ({run})", read_metrics(run)) for run, name in known.items()]
     empty = [run.name for run in runs if not (run.train or run.validation or run.samples)]
     if len(empty) == len(runs):

@@ -333,19 +333,43 @@ def find(text: str) -> Record:
     return next(record for record in known if record.run == run)
 
 
+def expanded(texts: Iterable[str], known: Iterable[tuple[str, str]]) -> list[str]:
+    """The texts, each pattern as the ids of all runs among (id, name) whose names fit it.
+
+    A pattern that fits none stays, so that whoever looks for it says so.
+    """
+    pairs, found = [*known], list[str]()
+    for text in texts:
+        fitting = [run for run, name in pairs if fits(name, text)] if is_pattern(text) else []
+        found += fitting or [text]
+    return [*dict.fromkeys(found)]
+
+
+def is_pattern(text: str) -> bool:
+    """Whether it may fit several names, none of which has such a character."""
+    return any(character in text for character in "*?[")
+
+
+def fits(name: str, pattern: str) -> bool:
+    """Whether a run's name is the one given, or fits the pattern."""
+    from fnmatch import fnmatchcase
+
+    return name == pattern or (is_pattern(pattern) and fnmatchcase(name, pattern))
+
+
 def match(
     text: str,
     known: list[tuple[str, str]],
     none: str,
     own: list[tuple[str, str]] | None = None,
 ) -> str:
-    """The id that `text` names among (id, name), the newest first.
+    """The id that `text` names among (id, name), the newest first; a name may be a pattern.
 
     Raises UsageError, which lists what is known, or the user's `own` runs where others' are known,
     and says `none` where there is nothing to choose from.
     """
     begun = [run for run, _ in known if text and run.startswith(text)]
-    named = [run for run, name in known if name == text]
+    named = [run for run, name in known if fits(name, text)]
     if text in begun:
         return text
     if named:

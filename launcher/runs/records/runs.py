@@ -144,7 +144,7 @@ def _last_step(folder: str) -> Mapping[str, Any]:
 class Filter:
     """Which runs are meant: each that is given has to fit.
 
-    since, before: those that were created after or before that time.
+    name: a pattern of it; since, before: those that were created after or before that time.
     """
 
     states: tuple[str, ...] = ()
@@ -154,7 +154,9 @@ class Filter:
 
     def takes(self, run: RunSummary) -> bool:
         """Whether the run is one of them."""
-        if (self.states and run.state not in self.states) or self.name not in (None, run.name):
+        if self.states and run.state not in self.states:
+            return False
+        if self.name is not None and not record.fits(run.name, self.name):
             return False
         created = datetime.fromisoformat(run.created)
         return (self.since or created) <= created and (not self.before or created < self.before)

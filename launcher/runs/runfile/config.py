@@ -28,6 +28,7 @@ from launcher.runs.runfile.values import (
     Prefixes,
     Reference,
     Scalars,
+    Shares,
     Size,
     Steps,
     Strict,
@@ -172,7 +173,7 @@ class Data(Strict):
     text: Texts | None = None
     text_key: Text | None = None
     mock: Flag = False
-    split: Text | None = None
+    split: Shares | None = None
     cache: Text | None = None
     vocab_size: Positive | None = None
     vocab_file: Text | None = None

@@ -121,7 +121,8 @@ def test_what_torch_repeats_of_nccl_is_named_alike(name: str, text: str, rank: s
 def test_a_run_that_was_stopped_or_done_has_no_failure() -> None:
     text = REAL["the port is taken"][0]
     assert len(describe(Ending(ExitStatus(143), True, text), "0a1b", None, "")) == 1
-    assert describe(Ending(ExitStatus(0), False, text), "0a1b", None, "") == []
+    finished = describe(Ending(ExitStatus(0), False, text), "0a1b", None, "")
+    assert finished == ["run 0a1b finished"]
 
 
 def test_a_full_shared_memory_is_no_full_disk() -> None:
@@ -338,7 +339,8 @@ def test_the_exit_code_is_told_once(code: int, tail: str, first: str) -> None:
     ending = Ending(ExitStatus(code), False, tail)
     assert describe(ending, "0a1b", None, "") == [first]
     assert describe(ending, "0a1b", None, "/save") == [first, "it saved no complete checkpoint"]
-    assert describe(Ending(ExitStatus(0), False, DONE), "0a1b", None, "/save") == []
+    finished = describe(Ending(ExitStatus(0), False, DONE), "0a1b", None, "/save")
+    assert finished == ["run 0a1b finished"]
 
 
 @pytest.fixture
