@@ -12,13 +12,17 @@ PAGE = Path(__file__).parents[1] / "docs" / "failures.md"
 HEAD = """\
 # Known failures
 
-What `launcher explain` names in a log, and what stands at the end of a failed run. It is made of
-`launcher/runs/records/failures.yaml` by `python3 -m tools.failures`; each of its expressions has a
-text that was really written, in `tests/runs/records/said.yaml`. *Before the start* is what prevents
-it or tells of it first; where it says `diagnosed`, the log alone does. Of several causes in a log
-the first to be said is told, but for those of the second table, which ranks write as well when
-another one has failed. *since* is the first release that writes it, as the sources tell; where it
-is empty, all do that the matrix has.
+For people with a failed run: what failed, and what mends it. The end of a failed run names a cause
+of this page, and `launcher explain RUN|FILE` looks for one in any training's log.
+
+```sh
+launcher explain slurm-4711.out
+```
+
+*before the start* is the check that prevents the failure; `diagnosed` means that only the log shows
+it. *since* is the first release that writes the message; empty means all. Of several causes in a
+log the first one is reported. The failures of the second table count last, since ranks also write
+them when another rank has failed.
 
 """
 TABLE = (
