@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
+import subprocess
+import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -11,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from launcher import cli
+from tests.conftest import missing
 from tools import options
 
 ROOT = Path(__file__).parents[1]
@@ -127,3 +131,114 @@ def parsed(path: Path) -> int:
 def test_the_command_line_takes_every_command_that_is_printed() -> None:
     """An option that was renamed stayed in the pages."""
     assert sum(map(parsed, PAGES)) > 80
+
+
+NUMBER = r"\d[\d.,:]*(?:E[+-]\d+)?"
+CONSOLE = [path for path in PAGES if "```console" in text_of(path)]
+
+
+def shown(line: str) -> re.Pattern[str]:
+    """What a line of a transcript may be at another time: … is anything, a number any other."""
+    parts = re.split(rf"(…|{NUMBER}|\s+)", line.strip())
+    made = {"…": ".*"}
+    return re.compile(
+        "".join(
+            made.get(part)
+            or (r"\s+" if part.isspace() else NUMBER if part[:1].isdigit() else re.escape(part))
+            for part in parts
+        )
+    )
+
+
+def transcripts(path: Path) -> Iterator[tuple[str, list[str]]]:
+    """Each command of a page's transcripts, with the lines that are shown below it."""
+    for language, body in FENCE.findall(text_of(path)):
+        if language == "console":
+            for part in re.split(r"^\$ ", body, flags=re.MULTILINE)[1:]:
+                command, *lines = part.splitlines()
+                yield command, [line for line in lines if line.strip() not in ("", "…")]
+
+
+@pytest.fixture
+def shell(tmp_path: Path) -> dict[str, str]:
+    """An environment with the program `launcher` and this Python."""
+    program = tmp_path / "bin/launcher"
+    program.parent.mkdir()
+    program.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m launcher "$@"\n')
+    program.chmod(0o755)
+    places = [program.parent, Path(sys.executable).parent, os.environ["PATH"]]
+    return os.environ | {
+        "PATH": os.pathsep.join(map(str, places)),
+        "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
+        "LAUNCHER_RUNS": str(tmp_path / "runs"),
+        "HOME": str(tmp_path),
+    }
+
+
+def call(command: str, folder: Path, env: dict[str, str]) -> tuple[int, str]:
+    """The exit code of a line of bash, and its output."""
+    done = subprocess.run(
+        ["bash", "-c", command],
+        cwd=folder,
+        env=env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    return done.returncode, done.stdout
+
+
+@pytest.mark.long
+@pytest.mark.megatron
+@pytest.mark.skipif(bool(missing("torch", "megatron.core")), reason="no torch or megatron.core")
+@pytest.mark.parametrize("path", CONSOLE, ids=lambda path: path.name)
+def test_a_transcript_is_what_a_user_sees(
+    path: Path, shell: dict[str, str], tmp_path: Path
+) -> None:
+    """A reader followed a page whose messages were those of an older version."""
+    folder = tmp_path / "work"
+    folder.mkdir()
+    for command, lines in transcripts(path):
+        code, output = call(command, folder, shell)
+        assert code == 0 or lines[0].startswith("launcher: "), f"{command}\n{output}"
+        for line in lines:  # ranks write at the same time, in no order
+            found = (shown(line).match(one.strip()) for one in output.splitlines())
+            assert any(found), f"{line}\n{output}"
+
+
+@pytest.mark.long
+def test_dry_runs_of_presets_and_plans_work_as_they_are_printed(
+    shell: dict[str, str], tmp_path: Path
+) -> None:
+    """A page's first example ended with a usage error."""
+    presets = {path.name for path in (ROOT / "launcher/presets").iterdir()}
+    lines = {
+        line
+        for path in PAGES
+        for line in commands(path)
+        if {"--dry-run", "--plan"} & {*line.split()} and presets & {*line.split()}
+        if "…" not in line and "num_attention_heads=3" not in line
+    }
+    assert len(lines) >= 3
+    ended = {line: call(line, tmp_path, shell) for line in sorted(lines)}
+    assert {line: done for line, done in ended.items() if done[0]} == {}
+
+
+@pytest.mark.long
+def test_the_site_builds_without_a_warning_and_asks_no_other_server(tmp_path: Path) -> None:
+    """A broken link, a page in no list, or a font from elsewhere, which readers offline lack."""
+    argv = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-b", "html"]
+    done = subprocess.run(
+        [*argv, "-d", str(tmp_path / "trees"), str(DOCS), str(tmp_path / "site")],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    pages = {path.stem: path.read_text("utf-8") for path in (tmp_path / "site").glob("*.html")}
+    assert {path.stem for path in DOCS.glob("*.md")} <= {*pages}
+    for name, page in pages.items():
+        loaded = re.findall(r'<(?:script|link|img)[^>]*(?:src|href)="([^"]+)"', page)
+        assert not [one for one in loaded if re.match(r"(https?:)?//", one)], name
+    assert "tokenize" in (tmp_path / "site/searchindex.js").read_text("utf-8")

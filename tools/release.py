@@ -1,7 +1,7 @@
 """Builds wheel and sdist, and checks them as a user would: `python3 -m tools.release`.
 
-The sdist has to give the same wheel, and the wheel is installed alone, with the locked requirements,
-and called in an empty folder. The workflow `release` publishes them.
+The sdist has to give the same wheel. The wheel is installed alone, with the locked requirements,
+and called in an empty folder. The workflow `release` publishes both.
 """
 
 from __future__ import annotations
