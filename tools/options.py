@@ -44,10 +44,11 @@ def command_table(*names: str) -> str:
             helps = {each.dest: each.help or "" for each in one._choices_actions}
             rows += [(f"`{' '.join([*names, action])}`", helps[action]) for action in one.choices]
         elif one.dest != "help":
-            choices = ",".join(map(str, one.choices or ()))
-            value = "" if one.nargs == 0 else str(one.metavar or choices or one.dest.upper())
+            value = "" if one.nargs == 0 else str(one.metavar or one.dest.upper())
             words = [f"`{word} {value}`".replace(" `", "`") for word in one.option_strings]
             meaning = (one.help or "") % {**vars(one), "prog": "launcher"}
+            if one.choices:
+                meaning += f": {', '.join(map(str, one.choices))}"
             rows.append((", ".join(words) or f"`{value}`", meaning))
     return table(("option", "meaning"), rows)
 

@@ -204,7 +204,7 @@ class Checkpoint(Strict):
 
 
 class Logging(Strict):
-    """What is told during the run, to whom, and how often.
+    """What a run reports, where, and how often.
 
     A project of Weights & Biases gets the run under `wandb_exp_name`, or else the run's name.
     """
