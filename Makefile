@@ -76,7 +76,7 @@ requirements: dev  ## write requirements*.txt from pyproject.toml and requiremen
 	@$(COMPILE) pyproject.toml --extra plot -c requirements-data.txt -o requirements-plot.txt
 	@$(COMPILE) pyproject.toml --extra data --extra plot requirements-dev.in -o requirements-dev.txt
 
-docs: dev  ## these pages as a site, in build/docs
+docs: dev  ## the pages of docs/ as a site, in build/docs
 	@$(VENV)/bin/python -m sphinx -W --keep-going -q -b html docs build/docs
 
 release: dev  ## wheel and sdist in dist/, checked in an empty folder: make release [TAG=v0.2.0]

@@ -13,6 +13,7 @@ from launcher import __version__  # noqa: E402
 project = "Megatron Launchpad"
 release = __version__
 extensions = ["myst_parser", "sphinx.ext.autodoc"]
+exclude_patterns = ["README.md"]  # which index.rst includes
 html_theme = "furo"
 html_title = f"{project} {release}"
 html_copy_source = False

@@ -98,7 +98,7 @@ def test_every_page_is_in_the_index_and_every_link_leads_somewhere() -> None:
         if to.suffix == ".md" and anchor not in anchors(to)
     ]
     assert not missing
-    index = DOCS / "index.md"
+    index = DOCS / "README.md"
     assert {*DOCS.glob("*.md")} <= {*(to for to, _ in leads[index]), index}
 
 
@@ -237,7 +237,7 @@ def test_the_site_builds_without_a_warning_and_asks_no_other_server(tmp_path: Pa
     )
     assert done.returncode == 0, done.stderr
     pages = {path.stem: path.read_text("utf-8") for path in (tmp_path / "site").glob("*.html")}
-    assert {path.stem for path in DOCS.glob("*.md")} <= {*pages}
+    assert {path.stem for path in DOCS.glob("*.md")} - {"README"} <= {*pages}
     for name, page in pages.items():
         loaded = re.findall(r'<(?:script|link|img)[^>]*(?:src|href)="([^"]+)"', page)
         assert not [one for one in loaded if re.match(r"(https?:)?//", one)], name
