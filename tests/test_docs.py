@@ -134,20 +134,16 @@ def test_the_command_line_takes_every_command_that_is_printed() -> None:
 
 
 NUMBER = r"\d[\d.,:]*(?:E[+-]\d+)?"
+RUN_ID = r"\b[0-9a-f]{8}\b"
 CONSOLE = [path for path in PAGES if "```console" in text_of(path)]
 
 
 def shown(line: str) -> re.Pattern[str]:
     """What a line of a transcript may be at another time: … is anything, a number any other."""
-    parts = re.split(rf"(…|{NUMBER}|\s+)", line.strip())
-    made = {"…": ".*"}
-    return re.compile(
-        "".join(
-            made.get(part)
-            or (r"\s+" if part.isspace() else NUMBER if part[:1].isdigit() else re.escape(part))
-            for part in parts
-        )
-    )
+    patterns = {"…": ".*", RUN_ID: RUN_ID, NUMBER: NUMBER, r"\s+": r"\s+"}
+    parts = re.split(f"({'|'.join(patterns)})", line.strip())
+    made = (next((to for of, to in patterns.items() if re.fullmatch(of, p)), "") for p in parts)
+    return re.compile("".join(to or re.escape(part) for part, to in zip(parts, made, strict=True)))
 
 
 def transcripts(path: Path) -> Iterator[tuple[str, list[str]]]:
