@@ -3,7 +3,7 @@
 `from launcher import RunFile, Run, build_image, load_matrix`: see `launcher.api`.
 """
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 TYPE_CHECKING = False  # as typing has it, whose import takes as long as all else here
 if TYPE_CHECKING:

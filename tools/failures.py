@@ -12,9 +12,13 @@ PAGE = Path(__file__).parents[1] / "docs" / "failures.md"
 HEAD = """\
 # Known failures
 
-What `launcher explain LOG` names, by family, and what mends it. It reads the log of any training,
-from a file, a run or standard input; `--json` is for programs. It is made of
-`launcher/runs/records/known/` by `python3 -m tools.failures`.
+For people with a failed run: what failed, and what mends it. The end of a failed run names a cause
+of this page. `launcher explain LOG` looks for one in the log of any training, from a file, a run or
+standard input; `--json` is for programs.
+
+```sh
+launcher explain slurm-4711.out
+```
 
 Of several in a log, the first reason is the cause. A line marked with * is one only where no reason
 is in the log: ranks write it as well when another one has failed. What is in italics keeps it from

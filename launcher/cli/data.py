@@ -110,7 +110,12 @@ def a_path(text: str) -> Path:
     argument("--workers", "processes (as many as CPUs, at most 8)", "N", type=int),
     argument("--shard", "only part I of N, for `data merge`", "I/N"),
     argument("--slurm", "N parts as an array of a Slurm cluster, joined", "N", type=int),
-    argument("--sbatch", "an option of it: --sbatch=--partition=cpu", "OPTION", action="append"),
+    argument(
+        "--sbatch",
+        "a further option of sbatch: --sbatch=--partition=cpu",
+        "OPTION",
+        action="append",
+    ),
     argument("--partitions", "upstream's; the order stays the inputs'", "N", type=int),
     flag("--keep-sequential-samples", "upstream's; they are, always"),
     argument("--log-interval", "upstream's; a line each five seconds", "N", type=int),

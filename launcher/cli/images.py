@@ -205,7 +205,7 @@ def _facts(found: Mapping[str, Fact], verdicts: Mapping[str, Verdict]) -> str:
     flag("--all", "all our images that no container uses, named or not"),
     argument("--keep", "but the last N of each row and release", "N", type=int, default=0),
     flag("--cache", "in place of images, downloads that no lock mentions"),
-    flag("--dry-run", "tell what would be removed"),
+    flag("--dry-run", "print what would be removed"),
     flag("--yes -y", "don't ask"),
 )
 def prune(args: Namespace) -> int:

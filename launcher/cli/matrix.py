@@ -72,7 +72,7 @@ WRITTEN = argument(
 
 @command(flag("--check", "only fail where they differ"), WRITTEN)
 def render(args: Namespace) -> int:
-    """Write images/, compose/, README's tables."""
+    """Write images/, compose/, the tables of README.md and docs/compat.md."""
     from launcher.base.settings import settings
     from launcher.images.matrix import render
     from launcher.images.matrix.load import load_lock, load_matrix
@@ -83,7 +83,7 @@ def render(args: Namespace) -> int:
     root, beside = (args.output or site.written).absolute(), site.matrix.parent
     files = render.render_all(matrix, load_lock(), root, beside)
     files |= compose_examples.files(matrix, root)
-    files |= html.rendered(files, root)
+    files |= html.rendered(root)
     changed = render.drift(files, root)
     if not args.check:
         render.write(files, root)
@@ -204,7 +204,7 @@ MINUTES = partial(argument, type=above_zero, metavar="MINUTES")
         flag("--again", "try cells that are finished, too"),
         flag("--kept", "only report all that is finished"),
     ),
-    flag("--write", "into docs/compat.json, which README's table is of"),
+    flag("--write", "into docs/compat.json, from which `make render` writes docs/compat.md"),
     argument("-o --output", "", "FOLDER", type=Path, default=Path("compat")),
 )
 def compat(args: Namespace) -> int:
@@ -243,7 +243,7 @@ def compat(args: Namespace) -> int:
     print(report.as_markdown(results), end="")
     if args.write:
         path = report.commit(results, settings().written)
-        say(f"{path.name}: written; `make render` puts it into README.md")
+        say(f"{path.name}: written; `make render` puts it into docs/compat.md")
     return 1 if any(one.failure for one in results) else 0
 
 

@@ -289,7 +289,7 @@ def show(args: Namespace) -> int:
     *FILTERS,
     argument("--older-than", "started longer ago: 30d", "AGE"),
     argument("--keep", "but the newest N of them", "N", type=int, default=0),
-    flag("--dry-run", "tell what would be removed"),
+    flag("--dry-run", "print what would be removed"),
 )
 def prune(args: Namespace) -> int:
     """Remove records; checkpoints and running runs stay."""

@@ -69,7 +69,7 @@ class MemoryEstimate:
 
 
 def _shape(program: str, options: Mapping[str, Value]) -> ModelShape | None:
-    """The sizes of the model of a run; None where the run file doesn't tell them, or more."""
+    """The sizes of the model of a run; None where the run file doesn't give them, or has more."""
     if program not in (model.GPT, model.UPSTREAM) or UNKNOWN & options.keys():
         return None
     return model.shape(program, options)

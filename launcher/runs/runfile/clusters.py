@@ -70,23 +70,18 @@ Quantity = Annotated[
 
 
 class Slurm(Strict):
-    """What a job asks of Slurm; `options` are further ones of sbatch, by their long names.
-
-    `image` is what the nodes know the image by, where that isn't its name: a .sqsh, a .sif
-    or a registry's. `setup` is shell that each node runs first, as text or as a list of lines:
-    modules, or a venv. `gpu_type` is the type of the GPUs, as sinfo has it: h100.
-    `signal` is how many seconds before the end of its `time` a run saves and stops; with `requeue`
-    the job then waits in the queue again, and goes on.
-    `exclude` names nodes to leave out, as sbatch takes them; `auto` are those that failed before.
-    An `array` is as many runs of the file as it has tasks; with %1 it is one run, with which each
-    job goes on.
-    """
+    """What a job asks of Slurm."""
 
     container: Literal["none", "docker", "podman", "pyxis", "apptainer"] = "none"
+    """What ranks run in. Not given: pyxis or apptainer, whichever is here, else refused."""
     image: Text | None = None
+    """What the nodes know the image by: a .sqsh, a .sif or a registry's name."""
     setup: Text | list[Line] | None = None
+    """Shell that each node runs first, as text or a list of lines: modules, or a venv."""
     gpu_type: Annotated[Text, Matching(r"[A-Za-z0-9][\w.-]*", "a type of GPUs: h100")] | None = None
+    """The type of the GPUs, as sinfo shows it: h100."""
     time: Time | None = None
+    """The time limit."""
     partition: Line | None = None
     account: Line | None = None
     qos: Line | None = None
@@ -94,12 +89,17 @@ class Slurm(Strict):
     reservation: Line | None = None
     dependency: Line | None = None
     exclude: Annotated[Exclude | Line, BeforeValidator(_exclude)] | None = None
+    """Nodes to leave out, as sbatch takes them; `auto` for those that failed before."""
     array: Array | None = None
+    """A run for each task: 0-7; with %1 one run in a chain of jobs."""
     requeue: Flag = False
+    """At the end of `time`, and after a failed node, the job waits again and goes on."""
     signal: Whole = 120
+    """Seconds before the end of `time` at which the run saves and stops; 0 is never."""
     options: dict[Annotated[Text, Matching(r"[a-z][a-z-]+", "mail-user")], Line | int | bool] = (
         Field(default_factory=dict)
     )
+    """Further options of sbatch, by their long names."""
 
     @field_validator("container", mode="before")
     @classmethod
@@ -160,37 +160,45 @@ class Toleration(Strict):
 
 
 class Kubernetes(Strict):
-    """What a run asks of a cluster; by default the context and namespace that kubectl has.
-
-    `image` is what the nodes pull, where that isn't the image's name; `runtime` what a trainjob
-    refers to. `volumes` say where the folders lie that the rest of the file names; `secrets` maps
-    variables to a Secret of the cluster and its key; `resources` are further ones of each node:
-    rdma/ib. `per_gpu` is requested with each GPU: cpu, memory. `queue` is one of Kueue's. `exclude`
-    names nodes to leave out; `auto` are those that failed before. `pod` is laid over the pod's
-    template: metadata and spec. `restarts` is how often the cluster starts a run that failed again.
-    """
+    """What a run asks of a cluster."""
 
     kind: Literal["jobset", "trainjob"] = "jobset"
+    """The object that is created."""
     runtime: Object = "torch-distributed"
+    """The ClusterTrainingRuntime of a trainjob."""
     context: Line | None = None
+    """kubectl's own by default."""
     namespace: Object | None = None
+    """kubectl's own by default."""
     image: Reference | None = None
+    """What the nodes pull, where that isn't the image's name."""
     image_pull_secrets: list[Object] = Field(default_factory=list)
+    """Names of Secrets."""
     service_account: Object | None = None
     node_selector: dict[Line, Text] = Field(default_factory=dict)
     tolerations: list[Toleration] = Field(default_factory=list)
     priority_class: Object | None = None
     queue: Object | None = None
+    """A local queue of Kueue, by which the run waits."""
+    """Kueue's LocalQueue."""
     volumes: dict[Absolute, Volume] = Field(default_factory=dict)
+    """Where the folders lie that the rest of the file names: {claim: NAME} or {host_path: /mnt}."""
     secrets: dict[
         Variable, Annotated[Text, Matching(r"[a-z0-9][a-z0-9.-]*/[\w.-]+", "wandb/api-key")]
     ] = Field(default_factory=dict)
+    """Variables, each with a Secret and its key: wandb/api-key."""
     gpu: Line = "nvidia.com/gpu"
+    """What the cluster calls a GPU."""
     resources: dict[Line, Line | Positive] = Field(default_factory=dict)
+    """Further limits of a node: rdma/ib."""
     per_gpu: dict[Line, Quantity] = Field(default_factory=dict)
+    """Requested with each GPU: cpu, memory."""
     exclude: Annotated[Exclude | Hosts, BeforeValidator(_exclude)] | None = None
+    """Names of nodes to leave out; `auto` for those that failed before."""
     pod: dict[Text, Any] = Field(default_factory=dict)
+    """Laid over the pod's template: metadata and spec."""
     restarts: Whole = 0
+    """How often the cluster starts a run that failed again."""
 
     @model_validator(mode="after")
     def _one_place(self) -> Kubernetes:

@@ -246,7 +246,7 @@ def _made_alike(records: Sequence[dict[str, Any] | None]) -> dict[str, Any] | No
 
 
 def _check_shards(prefixes: Sequence[Path]) -> None:
-    """The shards of each job, as their names tell, are all there, once, and in order."""
+    """The shards of each job, by their names, are all there, once, and in order."""
     jobs: dict[tuple[str, str], list[int]] = {}
     for prefix in prefixes:
         if found := SHARD.search(prefix.name):

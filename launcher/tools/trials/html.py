@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.base.screen import duration
 from launcher.images.matrix.render import between_markers
 from launcher.tools.pages import page
-from launcher.tools.trials.report import BEGIN, END, PAGE, load_committed, plain, table
+from launcher.tools.trials.report import BEGIN, END, PAGE, TABLE, load_committed, plain, table
 from launcher.tools.trials.result import ORDER, STAGES, CellResult, warned
 
 PARTS = Path(__file__).with_name("page")
@@ -109,13 +109,16 @@ def as_html(results: Sequence[CellResult], title: str = "Compatibility") -> str:
     )
 
 
-def rendered(texts: Mapping[Path, str], root: Path) -> dict[Path, str]:
-    """README.md, as it is in `texts`, with the table of the committed results, and their page."""
-    results, readme = load_committed(root), root / "README.md"
-    if not results or readme not in texts:
+def rendered(root: Path) -> dict[Path, str]:
+    """docs/compat.md with the table of the committed results, and their page.
+
+    Raises UsageError where the markers of the table are missing.
+    """
+    results, shown = load_committed(root), root / TABLE
+    if not results or not shown.exists():
         return {}
-    shown = between_markers(texts[readme], table(results), BEGIN, END)
-    return {readme: shown, root / PAGE: as_html(results, "What was tried")}
+    text = between_markers(shown, table(results), BEGIN, END)
+    return {shown: text, root / PAGE: as_html(results, "What was tried")}
 
 
 def _cards(results: Iterable[CellResult]) -> Iterable[CellCard]:
