@@ -29,10 +29,10 @@ test: dev  ## unit, golden-file and end-to-end tests, with a real engine
 test-long: dev  ## repetitions, other releases, other builders, the browser, long searches
 	@HYPOTHESIS_PROFILE=long $(VENV)/bin/python -m pytest -m 'long or hypothesis' $(WORKERS) $(ARGS)
 
-image: venv  ## build one image: make image TAG=24.10 [MEGATRON=0.10.0] [SOURCE=path] [BASE=image] [EXTRAS="hf wandb"]
+image: venv  ## build one image: make image TAG=24.10 [MEGATRON=0.10.0] [SOURCE=path] [BASE=image] [EXTRAS="hf wandb"] [PLATFORM=linux/arm64]
 	@$(RUN) image build $(if $(TAG),$(TAG),$(error TAG is missing: make image TAG=24.10)) \
 	  $(if $(MEGATRON),--megatron $(MEGATRON)) $(if $(SOURCE),--source '$(SOURCE)') \
-	  $(if $(BASE),--base '$(BASE)') $(if $(BUILDER),--builder '$(BUILDER)') \
+	  $(if $(BASE),--base '$(BASE)') $(if $(BUILDER),--builder '$(BUILDER)') $(if $(PLATFORM),--platform '$(PLATFORM)') \
 	  $(if $(EXTRAS),--extras '$(EXTRAS)') $(if $(ARCHITECTURES),--architectures '$(ARCHITECTURES)') $(if $(JOBS),--jobs $(JOBS))
 
 images: venv  ## build the images of all NGC tags: make images [BASE='mirror.example/pytorch:{tag}-py3']

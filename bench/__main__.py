@@ -6,7 +6,19 @@ import os
 import sys
 import tempfile
 
-from bench import cluster, compat, demo, explain, export, launch, logs, rows, tokenize, transfer
+from bench import (
+    cluster,
+    compat,
+    demo,
+    explain,
+    export,
+    importing,
+    launch,
+    logs,
+    rows,
+    tokenize,
+    transfer,
+)
 from launcher.base.screen import Progress
 from launcher.base.settings import settings
 from launcher.images.engine import acquire
@@ -28,6 +40,8 @@ WITH_ENGINE = {"launch", "logs", "rows", "transfer", "compat"}
 
 def main(names: list[str]) -> int:
     """Run the named comparisons, or all; 1 where a goal is missed."""
+    if names[:1] == ["import"]:  # of a folder of scripts, which has no figures of its own
+        return importing.main(names[1:])
     wanted = set(names) or (set(ALONE) | WITH_ENGINE) - NAMED
     figures = [one for name in ALONE if name in wanted for one in ALONE[name]()]
     if wanted & WITH_ENGINE:

@@ -36,6 +36,8 @@ COMMANDS = {
     "rerun": ("start", "repeat a run exactly, or say what is no longer the same"),
     "tune": ("tune", "find the fastest setting of a run file, and write it"),
     "runs": ("runs", "list the runs that there were; show one whole; prune their records"),
+    "board": ("runs", "serve a page of all runs and their curves, until Ctrl-C"),
+    "nodes": ("nodes", "list the machines that runs failed on, and the causes that are their own"),
     "exec": ("runs", "run a command where a run goes on: exec RUN -- nvidia-smi"),
     "shell": ("start", "open a shell in an image: shell [TAG] [-- COMMAND]"),
     "plot": ("runs", "draw loss and throughput of runs into one PNG"),

@@ -2,56 +2,69 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from argparse import Namespace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from launcher.base.errors import UsageError
 from launcher.cli.command import argument, command
 
 if TYPE_CHECKING:
-    from launcher.images.matrix.schema import Matrix
-    from launcher.tools.importing.shell_script import ImportResult
+    from launcher.tools.importing.shell_script import Images, ImportResult
 
 
 TAG = argument("--tag", "the image where the script names none (default: 24.10)", default="24.10")
 
 
 @command(
-    argument("script", "pretrain_gpt.sh; it is read, never run", "SCRIPT", type=Path),
+    argument("script", "pretrain_gpt.sh, or a manifest", "SCRIPT", type=Path),
+    argument("values", "for what it reads: DATA_PATH=/data/x", "NAME=VALUE", nargs="*"),
     argument("-o --output", "write there, not to stdout", "FILE", type=Path),
     TAG,
-    usage="%(prog)s SCRIPT [options] [-- ARGS ...]",
+    argument("--start", "which of several starts, from 1", "N", type=int),
+    argument("--nodes", "the nodes that it is answered where it asks", "N", type=int),
+    argument("--gpus", "the GPUs of each node, likewise", "N", type=int),
+    argument("--trust", "no sandbox: the stand-ins alone", action="store_true"),
+    usage="%(prog)s SCRIPT [NAME=VALUE ...] [options] [-- ARGS ...]",
     epilog="What stands after -- is taken for the script's own arguments, $1 and on.",
 )
 def import_(args: Namespace) -> int:
     """Turn a shell script that starts Megatron into a run file.
 
-    What isn't in the run file goes to stderr, each with its line.
+    The script is run in a sandbox, with stand-ins for all that starts, copies or removes. What
+    isn't in the run file goes to stderr, each with its line.
     """
-    done = _imported(args, args.script)
+    done = _imported(
+        args.script,
+        args.tag,
+        trust=args.trust,
+        given=_given(args.values),
+        arguments=tuple(args.rest),
+        nodes=args.nodes,
+        gpus=args.gpus,
+        number=args.start,
+    )
     _write(args.output, done.text)
     if done.wrong:
         print(f"Before it runs:\n{done.wrong}", file=sys.stderr)
     return 0
 
 
-def _imported(args: Namespace, script: Path) -> ImportResult:
-    """What a script comes to; what isn't followed of it is printed, each with its line."""
+def _imported(script: Path, tag: str, *, trust: bool = False, **options: Any) -> ImportResult:
+    """Import a script, with the options of import_script; what isn't followed is printed."""
     from launcher.base.yamlfile import read
-    from launcher.images.matrix.load import find_row, load_matrix
-    from launcher.tools.importing.shell_script import imported
+    from launcher.tools.importing.from_script import import_script
+    from launcher.tools.importing.sandbox import find_sandbox
 
-    matrix, name = load_matrix(), str(script)
-    find_row(matrix, args.tag)
-    done = imported(
+    name = str(script)
+    done = import_script(
+        script,
         read(script, name),
-        name,
-        _images(matrix),
-        tag=args.tag,
-        bare={tag for tag, row in matrix.rows.items() if row.source != "git"},
-        positional=tuple(args.rest),
+        images(tag),
+        find_sandbox(trust=trust),
+        **options,
     )
     for left in done.told:
         print(f"{name}:{left.line}: {left.what}", file=sys.stderr)
@@ -97,7 +110,8 @@ def init(args: Namespace) -> int:
     if args.from_hf:
         begun = draft.of_model(args.from_hf)
     elif args.from_script:
-        begun = draft.of_text(_imported(args, args.from_script).text, str(args.from_script))
+        text = _imported(args.from_script, args.tag, arguments=tuple(args.rest)).text
+        begun = draft.of_text(text, str(args.from_script))
     else:
         begun = draft.of_preset(args.preset or ("gpt2" if count else "gpt2-tiny"))
     if not (args.from_script and args.gpus is None):  # a script says how many
@@ -108,15 +122,29 @@ def init(args: Namespace) -> int:
     return 0
 
 
-def _images(matrix: Matrix) -> dict[str, tuple[str, ...]]:
-    """The releases that each tag may have, its default first."""
-    from launcher.images.matrix.schema import misfit
+def _given(pairs: list[str]) -> dict[str, str]:
+    """The variables by name. Raises UsageError for what is no NAME=VALUE."""
+    found = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not equals or not re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII):
+            raise UsageError(f"{pair}: no NAME=VALUE", "The script's arguments stand behind --.")
+        found[name] = value
+    return found
 
-    images = {}
-    for tag, row in matrix.rows.items():
+
+def images(tag: str) -> Images:
+    """The matrix's images to choose from, of which `tag` is taken where a script names none."""
+    from launcher.images.matrix.load import find_row, load_matrix
+    from launcher.images.matrix.schema import misfit
+    from launcher.tools.importing.shell_script import Images
+
+    matrix, releases = load_matrix(), {}
+    find_row(matrix, tag)
+    for name, row in matrix.rows.items():
         fit = [v for v, release in matrix.releases.items() if misfit(row, v, release) is None]
-        images[tag] = tuple(dict.fromkeys([row.megatron, *fit]))
-    return images
+        releases[name] = tuple(dict.fromkeys([row.megatron, *fit]))
+    return Images(releases, tag, {name for name, row in matrix.rows.items() if row.source != "git"})
 
 
 @command(

@@ -327,6 +327,7 @@ def prune(args: Namespace) -> int:
 @command(
     *FILTERS,
     either(QUIET, JSON),
+    argument("--html", "write a page with their curves, to be opened in a browser", "FILE"),
     actions(show, prune, required=False),
 )
 def runs(args: Namespace) -> int:
@@ -340,6 +341,8 @@ def runs(args: Namespace) -> int:
     if args.action:
         return call_action(args)
     wanted = _filter(args)
+    if args.html:
+        return _write_page(args.html, wanted)
     jobs, silent = find.everywhere()
     found = [run for run in known(job for _, job in jobs) if wanted.takes(run)]
     if args.json:
@@ -349,6 +352,31 @@ def runs(args: Namespace) -> int:
     else:
         print(table([KEPT, *map(_row, found)]), end="")
     return _tell_silent(silent)
+
+
+def _write_page(name: str, wanted: Filter) -> int:
+    import gc
+
+    from launcher.base.settings import expanded
+    from launcher.tools.board import board
+
+    gc.disable()  # the curves of thousands of runs are no garbage, and each is looked at
+    board.write(path := expanded(name), wanted)
+    print(path)
+    return 0
+
+
+@command(
+    argument(
+        "--port", "where it listens, on this machine alone; 0 is any", "N", type=int, default=0
+    )
+)
+def board(args: Namespace) -> int:
+    """Serve a page of all runs and their curves, until Ctrl-C."""
+    from launcher.tools.board import server
+
+    server.serve(args.port, lambda address: print(address, flush=True))
+    return 0
 
 
 def _row(run: RunSummary) -> tuple[str, ...]:

@@ -11,6 +11,7 @@ import pytest
 from launcher.base.errors import UsageError
 from launcher.cli.runfile import import_, schema
 from launcher.runs.plan import schema as plan_schema
+from tests.tools.importing.conftest import sandbox_here
 
 SCRIPT = """\
 SAVE=$1
@@ -26,6 +27,7 @@ def run(argv: list[str], rest: list[str] | None = None) -> int:
 
 @pytest.fixture
 def script(tmp_path: Path) -> Path:
+    sandbox_here()  # it is run in one
     path = tmp_path / "train.sh"
     path.write_text(SCRIPT, encoding="utf-8")
     return path
@@ -41,9 +43,7 @@ def test_the_run_file_goes_to_stdout_and_the_rest_to_stderr(
         'name: train\nimage: "24.09"\nprogram: pretrain_bert.py\ngpus: 2\n\n'
         "model:\n  num_layers: 2\n\ndata:\n  mock: true\n"
     )
-    assert err == (
-        f"{script}:1: $1 is given on the command line: checkpoint.save is left out (--save)\n"
-    )
+    assert err == (f"{script}:2: to be given: $1 (checkpoint.save)\n")
 
 
 def test_the_scripts_own_arguments_stand_behind_two_dashes(

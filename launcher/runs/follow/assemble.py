@@ -20,7 +20,7 @@ from launcher.runs.plan import image, rules
 from launcher.runs.plan.image import ImageFacts
 from launcher.runs.plan.job import Backend
 from launcher.runs.plan.mounts import Host
-from launcher.runs.plan.plan import Plan, Stamp, make_plan
+from launcher.runs.plan.plan import INFINIBAND, Plan, Stamp, make_plan
 from launcher.runs.plan.program import ProgramKind, fewest, program
 from launcher.runs.plan.render import place
 from launcher.runs.plan.resolved import Resolved, resolve
@@ -280,6 +280,7 @@ def _host(chosen: Backend, asked: RunRequest, *, rootless: bool) -> Host:
         groups=who.groups,
         runs=str(settings().runs),
         payload=payload.keep(settings().runs, asked.payload),
+        infiniband=not chosen.scheduled and os.path.isdir(INFINIBAND),
     )
 
 

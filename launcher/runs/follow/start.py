@@ -69,13 +69,13 @@ def start(
     with screened(shown), ExitStack() as starting:
         live.screen.wait("checking")
         starting.enter_context(owner.alone())
-        plan = _kept(assembled, asked, chosen, preflight=preflight)
+        plan = keep(assembled, asked, chosen, preflight=preflight)
         where = plan.image if chosen.contained else "this environment"
         tell(f"run {plan.run} ({plan.name}) in {where}; record: {record.folder(plan.run)}")
         gc.freeze()  # what is imported stays, so it is looked at no more, not even at the end
         gc.enable()
         if detach:
-            print(_begin(chosen, plan, attach=False).run)
+            print(begin(chosen, plan, attach=False).run)
             return 0
         same = replace(asked, payload=dict(plan.labels).get(LABEL + KEY, ""))
         attempts = Attempts(same, chosen, stamp, First(plan, starting))
@@ -83,7 +83,7 @@ def start(
         return supervise(chosen, attempts, restarts=restarts, listening=_listening).code
 
 
-def _kept(assembled: PlannedRun, asked: RunRequest, chosen: Backend, *, preflight: bool) -> Plan:
+def keep(assembled: PlannedRun, asked: RunRequest, chosen: Backend, *, preflight: bool) -> Plan:
     """The plan of a run that can work, once its folders are made and its record is kept."""
     plan = of_line(assembled.plan, asked, chosen)
     machine = prepare(replace(assembled, plan=plan), asked, chosen, preflight=preflight)
@@ -107,7 +107,7 @@ def _start_array(
                 one = task(asked, number)
                 assembled = assemble(one, chosen, new_stamp())
                 one = replace(one, config=assembled.run.config)
-                plans[number] = _kept(assembled, one, chosen, preflight=preflight)
+                plans[number] = keep(assembled, one, chosen, preflight=preflight)
             started: Sequence[Job] = chosen.start_array(plans)
         except LauncherError:
             for plan in plans.values():
@@ -304,7 +304,7 @@ def tidy(plan: Plan, config: RunConfig) -> None:
         tell(f"an incomplete checkpoint was set aside: {path}")
 
 
-def _begin(chosen: Backend, plan: Plan, *, attach: bool) -> Job:
+def begin(chosen: Backend, plan: Plan, *, attach: bool) -> Job:
     """Start a run's first attempt; one that doesn't start leaves no record."""
     try:
         return chosen.start(plan, attach=attach)
@@ -345,7 +345,7 @@ class Attempts:
             # Read while the engine starts it, which takes longer.
             Thread(target=import_module, args=(LISTEN,), daemon=True).start()
             with self.first.starting:
-                return _begin(self.chosen, self.first.plan, attach=True)
+                return begin(self.chosen, self.first.plan, attach=True)
         with owner.alone():
             plan = self._again()
             labels = sorted([*plan.labels, (f"{LABEL}attempt", str(attempt))])

@@ -85,7 +85,12 @@ def _profile(wanted: Profile, kind: ProgramKind) -> list[Option]:
 
 
 def _spelled(name: str, release: str | None) -> str:
-    """The option as `release` spells it: a few have underscores, in some releases only."""
+    """The option as `release` spells it: a few have underscores, in some releases only.
+
+    A key with its dashes, `--task_list`, is spelled as it stands: other programs have such.
+    """
+    if name.startswith("--"):
+        return name
     wanted = "--" + name.lstrip("-").replace("_", "-")
     there = (arguments.table().options_of(release) if release else None) or set()
     if wanted in there:

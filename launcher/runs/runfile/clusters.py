@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
@@ -49,20 +49,43 @@ def _tasks(array: str) -> list[int]:
     return sorted(found)
 
 
+class Exclude(Strict):
+    """`auto`, or its numbers: leave out what failed so often in so many days of its own cause."""
+
+    failures: Positive = 2
+    days: Positive = 7
+
+
+def _exclude(value: object) -> object:
+    """`exclude: auto` for the usual numbers; Slurm's own text, and a list, name nodes."""
+    return {} if value == "auto" else value
+
+
+Hosts = Annotated[list[Object], Field(min_length=1)]
+Quantity = Annotated[
+    Text,
+    BeforeValidator(lambda value: str(value) if type(value) in (int, float) else value),
+    Matching(r"\d+(\.\d+)?[A-Za-z]*", "a quantity: 12, 0.5 or 64Gi"),
+]
+
+
 class Slurm(Strict):
     """What a job asks of Slurm; `options` are further ones of sbatch, by their long names.
 
     `image` is what the nodes know the image by, where that isn't its name: a .sqsh, a .sif
-    or a registry's. `setup` are lines of shell that each node runs first: modules, or a venv.
+    or a registry's. `setup` is shell that each node runs first, as text or as a list of lines:
+    modules, or a venv. `gpu_type` is the type of the GPUs, as sinfo has it: h100.
     `signal` is how many seconds before the end of its `time` a run saves and stops; with `requeue`
     the job then waits in the queue again, and goes on.
+    `exclude` names nodes to leave out, as sbatch takes them; `auto` are those that failed before.
     An `array` is as many runs of the file as it has tasks; with %1 it is one run, with which each
     job goes on.
     """
 
     container: Literal["none", "docker", "podman", "pyxis", "apptainer"] = "none"
     image: Text | None = None
-    setup: Text | None = None
+    setup: Text | list[Line] | None = None
+    gpu_type: Annotated[Text, Matching(r"[A-Za-z0-9][\w.-]*", "a type of GPUs: h100")] | None = None
     time: Time | None = None
     partition: Line | None = None
     account: Line | None = None
@@ -70,6 +93,7 @@ class Slurm(Strict):
     constraint: Line | None = None
     reservation: Line | None = None
     dependency: Line | None = None
+    exclude: Annotated[Exclude | Line, BeforeValidator(_exclude)] | None = None
     array: Array | None = None
     requeue: Flag = False
     signal: Whole = 120
@@ -95,6 +119,12 @@ class Slurm(Strict):
             if name in (*Slurm.model_fields, *OURS):
                 raise ValueError(f"options.{name}: it has a key of its own, or is the launcher's")
         return self
+
+    @property
+    def setup_lines(self) -> list[str]:
+        """The lines of `setup`."""
+        asked = self.setup or []
+        return asked.splitlines() if isinstance(asked, str) else [*asked]
 
     @property
     def is_chain(self) -> bool:
@@ -135,7 +165,9 @@ class Kubernetes(Strict):
     `image` is what the nodes pull, where that isn't the image's name; `runtime` what a trainjob
     refers to. `volumes` say where the folders lie that the rest of the file names; `secrets` maps
     variables to a Secret of the cluster and its key; `resources` are further ones of each node:
-    cpu, rdma/ib. `restarts` is how often the cluster starts a run that failed again.
+    rdma/ib. `per_gpu` is requested with each GPU: cpu, memory. `queue` is one of Kueue's. `exclude`
+    names nodes to leave out; `auto` are those that failed before. `pod` is laid over the pod's
+    template: metadata and spec. `restarts` is how often the cluster starts a run that failed again.
     """
 
     kind: Literal["jobset", "trainjob"] = "jobset"
@@ -155,6 +187,9 @@ class Kubernetes(Strict):
     ] = Field(default_factory=dict)
     gpu: Line = "nvidia.com/gpu"
     resources: dict[Line, Line | Positive] = Field(default_factory=dict)
+    per_gpu: dict[Line, Quantity] = Field(default_factory=dict)
+    exclude: Annotated[Exclude | Hosts, BeforeValidator(_exclude)] | None = None
+    pod: dict[Text, Any] = Field(default_factory=dict)
     restarts: Whole = 0
 
     @model_validator(mode="after")
@@ -163,6 +198,8 @@ class Kubernetes(Strict):
         for name in ("memory", self.gpu):
             if name in self.resources:
                 raise ValueError(f"resources.{name}: resources.memory and gpus ask for it")
+        if both := sorted(self.resources.keys() & self.per_gpu.keys()):
+            raise ValueError(f"per_gpu.{both[0]}: resources has it as well: take one")
         if self.kind == "trainjob" and (self.priority_class or self.restarts):
             raise ValueError("a trainjob has priority_class and restarts from its runtime")
         return self

@@ -14,6 +14,7 @@ from pydantic import ConfigDict, Field, model_serializer, model_validator
 from launcher.runs.payload import PYTHON
 from launcher.runs.runfile.clusters import Kubernetes, Slurm
 from launcher.runs.runfile.values import (
+    Device,
     Extra,
     Flag,
     Fraction,
@@ -231,6 +232,7 @@ class Resources(Strict):
     """What the container is given; the defaults are what NVIDIA's images ask for.
 
     `ipc` not given is the host's for several processes with GPUs, and else private, with room.
+    `devices` not given are InfiniBand's for several nodes, where a node has them: /dev/infiniband.
     """
 
     ipc: Literal["host", "private", "shareable"] | None = None
@@ -238,6 +240,10 @@ class Resources(Strict):
     memory: Size | None = None
     ulimits: dict[Text, Annotated[int, Field(strict=True, ge=-1)]] | None = None
     network: Text | None = None
+    devices: list[Device] | None = None
+    cap_add: list[Annotated[Text, Matching("[A-Z_]+", "a capability: IPC_LOCK")]] = Field(
+        default_factory=list
+    )
     user: Annotated[Text, Matching(r"\d+(:\d+)?|auto|image", "auto, image or 1000:1000")] = "auto"
     no_new_privileges: Flag = True
     workdir: Text | None = None
@@ -254,11 +260,13 @@ class Nodes(Strict):
     """Several machines: this one's number, and where the first one is reached.
 
     Where one launcher starts all of them, the count says it all. `min` is how few will do where
-    some don't come, or come again after a failure.
+    some don't come, or come again after a failure. `spare` are more nodes that Slurm is asked for:
+    of all, those take part that pass the look before the start.
     """
 
     count: Positive = 1
     min: Positive | None = None
+    spare: Whole = 0
     rank: Whole = 0
     master_addr: Text | None = None
     master_port: Annotated[int, Field(strict=True, gt=0, lt=65536)] = 29500
@@ -275,6 +283,8 @@ class Nodes(Strict):
             raise ValueError(f"rank {self.rank} isn't one of {self.count} nodes, 0 the first")
         if self.min and self.min > self.count:
             raise ValueError(f"min {self.min} is more than all {self.count} nodes")
+        if self.spare and (self.min or self.count == 1):
+            raise ValueError("spare goes with several nodes, and without min")
         return self
 
 

@@ -266,6 +266,9 @@ Object = Annotated[
     Text, Matching(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?", "a name in a cluster: team-a")
 ]
 Absolute = Annotated[Text, Matching(r"/.*", "an absolute path: /data")]
+Device = Annotated[
+    Text, Matching(r"/dev/[^:]+(:/dev/[^:]+(:[rwm]{1,3})?)?", "a device: /dev/infiniband")
+]
 Variable = Annotated[Text, Matching(r"[A-Za-z_]\w*", "a variable's name")]
 Size = Annotated[
     str,

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import yaml
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from launcher.base import yamlfile
 from launcher.base.errors import UsageError
@@ -19,10 +19,11 @@ from launcher.runs.plan.mounts import Host
 from launcher.runs.plan.plan import Stamp, make_plan
 from launcher.runs.plan.program import fewest
 from launcher.runs.plan.resolved import resolve
-from launcher.runs.runfile.config import RunConfig
+from launcher.runs.runfile.clusters import Slurm
+from launcher.runs.runfile.config import Resources, RunConfig
 from launcher.runs.runfile.source import Origin
 from launcher.runs.runfile.values import parse_gpus
-from launcher.tools.importing.shell import Unfollowed
+from launcher.tools.importing.commands import Unfollowed
 
 NUMBER = re.compile(r"(?=.{1,18}$)[+-]?(?!0\d)(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 ORDER = ("name", "image", "program", "gpus", "nodes", "max_restarts")
@@ -36,6 +37,7 @@ class Sheet:
     megatron: dict[str, str] = field(default_factory=dict)
     env: dict[str, str] = field(default_factory=dict)
     slurm: dict[str, str] = field(default_factory=dict)
+    resources: dict[str, str] = field(default_factory=dict)
     mounts: list[str] = field(default_factory=list)
     told: list[Unfollowed] = field(default_factory=list)
 
@@ -66,6 +68,7 @@ class Sheet:
                 lines = [f"  {key.partition('.')[2]}: {value}" for key, value in own.items()]
                 blocks.append([f"{section}:", *lines])
         titled = {"slurm": self.slurm, "megatron_args": self.megatron, "env": self.env}
+        titled["resources"] = self.resources
         for title, values in titled.items():
             if values:
                 lines = [f"  {yaml_text(key)}: {value}" for key, value in values.items()]
@@ -112,6 +115,16 @@ def _fits(section: str, key: str, value: object) -> bool:
     return True
 
 
+def fits(section: str, values: dict[str, object]) -> bool:
+    """Whether a section that is no program's takes the values."""
+    models: dict[str, type[BaseModel]] = {"slurm": Slurm, "resources": Resources}
+    try:
+        models[section].model_validate(values)
+    except ValidationError:
+        return False
+    return True
+
+
 def yaml_text(text: str, *, flow: bool = False) -> str:
     """The text as a YAML scalar that is read as text, quoted where it must be."""
     plain = f"[{text}]" if flow else f"a: {text}"
@@ -129,6 +142,9 @@ def wrong(text: str, images: Mapping[str, tuple[str, ...]], bare: Collection[str
     name = "the run file"
     root = yamlfile.tree(text, name)
     config = yamlfile.validate(root, RunConfig, name)
+    if config.nodes.count > 1 and not config.nodes.master_addr:  # Slurm, or the command line
+        nodes = config.nodes.model_copy(update={"master_addr": "first-node"})
+        config = config.model_copy(update={"nodes": nodes})
     release = config.image.megatron or images[config.image.tag or ""][0]
     origin = Origin(name, yamlfile.lines(root), {})
     gpus = parse_gpus(config.gpus)

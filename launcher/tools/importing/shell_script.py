@@ -3,52 +3,71 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
 
 import yaml
-from pydantic import ValidationError
 
-from launcher.agent.series import series_of
+from launcher.agent.series import removed, series_of
 from launcher.base.errors import UsageError
 from launcher.base.yamlfile import printable
 from launcher.runs.plan import arguments
 from launcher.runs.plan.program import upstreams
-from launcher.runs.runfile.clusters import Slurm
 from launcher.runs.runfile.secrets import has_credential, is_secret, is_secret_option
-from launcher.tools.importing import shell
-from launcher.tools.importing.container_line import ContainerLine, parse_docker_run
-from launcher.tools.importing.sheet import NUMBER, Sheet, wrong, yaml_text
-from launcher.tools.importing.shell import HARMLESS, Script, Unfollowed
-from launcher.tools.importing.slurm_lines import SbatchRequest, parse_sbatch
+from launcher.tools.importing.commands import Unfollowed, Word
+from launcher.tools.importing.counts import set_processes
+from launcher.tools.importing.placeholders import TO_FILL
+from launcher.tools.importing.recording import Recording
+from launcher.tools.importing.sheet import NUMBER, Sheet, fits, wrong, yaml_text
+from launcher.tools.importing.starters import Around, exported, parse_around
 from launcher.tools.importing.starts import (
     Start,
-    choose_start,
-    file_name,
-    hint,
-    named_in_part,
-    start_of,
+    as_options,
+    choose,
+    differences,
+    find_starts,
+    starting,
 )
-from launcher.tools.importing.words import PLACEHOLDER, Word
 
 NGC = re.compile(r"nvcr\.io[/#]nvidia/pytorch:(\d\d\.\d\d)-py3")
-BUNDLE = re.compile(r"(\$|what )\w*(ARG|OPT|PARAM|FLAG|EXTRA)", re.IGNORECASE)
-"""A variable of unknown value that by its name holds options, not one option's value."""
-OURS = {
-    "--distributed-backend": "nccl",
-    "--local-rank": None,
-    "--local_rank": None,
-}
+OURS = {"--distributed-backend": "nccl", "--local-rank": None, "--local_rank": None}
 """Options that go without saying here, with the value that does; None for any."""
-CARRIED = frozenset("nproc_per_node nnodes node_rank master_addr master_port max_restarts".split())
-ITSELF = frozenset("standalone use_env rdzv_backend rdzv_endpoint rdzv_id start_method".split())
-"""What of torchrun's the runner does itself, in its own way."""
+FORKS = {
+    "--deepspeed": "a Megatron-DeepSpeed script",
+    "--zero-stage": "a Megatron-DeepSpeed script",
+    "--patch-tokenizer-type": "a Pai-Megatron-Patch script",
+    "--use-mcore-models": "a script for an earlier Megatron",
+}
+HARMLESS = frozenset(
+    "bash sh env exec date hostname scontrol nvidia-smi sleep mkdir touch ls module conda git "
+    "chmod kill pkill killall squeue sacct which ip ifconfig ulimit source".split()
+)
+"""Commands that leave a run as it is, or that the image makes needless."""
 OF_THE_HOST = frozenset("PATH LD_LIBRARY_PATH PYTHONPATH CUDA_HOME".split())
-OF_THE_RUNNER = frozenset("RANK LOCAL_RANK WORLD_SIZE MASTER_ADDR MASTER_PORT NODE_RANK".split())
+OF_THE_RUNNER = frozenset(
+    "RANK LOCAL_RANK WORLD_SIZE MASTER_ADDR MASTER_PORT NODE_RANK NNODES LOCAL_SIZE".split()
+)
 PATHS = frozenset(
     "data.path data.cache data.vocab_file data.merge_file data.tokenizer_model checkpoint.save "
     "checkpoint.load logging.tensorboard_dir".split()
 )
+
+
+@dataclass(frozen=True)
+class Images:
+    """The images to choose from: the releases of each tag, its default first.
+
+    `tag` is taken where the script names no other; those in `bare` have no programs of upstream's.
+    """
+
+    releases: Mapping[str, tuple[str, ...]]
+    tag: str
+    bare: Collection[str] = ()
+
+    @property
+    def upstream(self) -> dict[str, tuple[str, ...]]:
+        """Those with upstream's programs."""
+        return {t: releases for t, releases in self.releases.items() if t not in self.bare}
 
 
 @dataclass(frozen=True)
@@ -58,302 +77,319 @@ class ImportResult:
     text: str
     told: tuple[Unfollowed, ...]
     wrong: str
+    start: Start
+
+
+@dataclass
+class _Import:
+    """One start on its way into a run file."""
+
+    start: Start
+    around: Around
+    images: Images
+    exists: Callable[[str], bool]
+    sheet: Sheet = field(default_factory=Sheet)
+    missing: dict[str, tuple[int, list[str]]] = field(default_factory=dict)
+
+    def lack(self, word: Word, key: str) -> None:
+        """Note that a key waits for what a word depends on."""
+        self.missing.setdefault(word.unknown, (word.line, []))[1].append(key)
 
 
 def imported(
-    text: str,
+    recording: Recording,
+    asked: Around,
     name: str,
-    images: Mapping[str, tuple[str, ...]],
+    images: Images,
     *,
-    tag: str,
-    bare: Collection[str] = (),
-    positional: tuple[str, ...] = (),
+    number: int | None = None,
+    exists: Callable[[str], bool] = lambda path: False,
 ) -> ImportResult:
-    """The run file of the script `text`; nothing of it is run.
+    """The run file of what was recorded of a script; `number` chooses among its starts, from 1.
 
-    `images` has the releases of each tag, the default first; `tag` is taken where the script names
-    no other. Images of the tags in `bare` have no programs of upstream's. `positional` are the
-    script's own arguments, $1 and on. Raises UsageError where the script starts no program.
+    `exists` says whether a path, relative to where the launcher was started, is a file there.
+    Raises UsageError where the script starts no program, or no such number.
     """
-    if any("\udc80" <= char <= "\udcff" for argument in positional for char in argument):
-        raise UsageError(f"{name}: an argument behind -- isn't UTF-8 text")
-    if "\0" in text:
-        line = text.count("\n", 0, text.index("\0")) + 1
-        raise UsageError(f"{name}:{line}: a null byte: this is no shell script")
-    asked = parse_sbatch(text[: shell.LONGEST])
-    script = shell.read_script(text, positional, asked.variables)
-    start, script, others = choose_start(script)
-    if start is None:
-        raise UsageError(f"{name}: no command that starts a program of Megatron's", hint(script))
-    sheet = Sheet(told=[*asked.left, *script.left])
-    around = _around(script, start, sheet)
-    stem = name.rpartition("/")[2].removesuffix(".sh")
-    usable = re.sub(r"[^A-Za-z0-9_.-]+", "-", stem).strip("-._")[:60]
-    sheet.keys["name"] = yaml_text(usable or "imported")
-    _set_program(sheet, start, around)
-    _set_processes(sheet, start, around, asked)
-    _set_slurm(sheet, asked)
-    upstream = {t: releases for t, releases in images.items() if t not in bare}
-    _set_options(sheet, start, around, images, upstream, tag)
-    _set_env(sheet, script, start, around)
-    for other in others:
-        sheet.tell(other.line, "another command that starts a program: not carried over")
+    starts = find_starts(recording.commands)
+    if not starts:
+        raise UsageError(
+            f"{name}: no command that starts a program of Megatron's", _hint(recording)
+        )
+    if number is not None and not 1 <= number <= len(starts):
+        raise UsageError(f"--start {number}: {name} has {len(starts)} starts")
+    chosen = choose(starts) if number is None else number - 1
+    start = starts[chosen]
+    work = _Import(start, parse_around(asked, start.around), images, exists)
+    sheet = work.sheet
+    sheet.told += [*recording.told, *work.around.told]
+    _set_name(work, name)
+    _set_program(work)
+    set_processes(sheet, start, work.around)
+    _set_options(work)
+    _set_slurm(work)
+    _set_env(work)
+    _set_resources(work)
+    _tell_others(work, recording, starts)
+    for reason, (line, keys) in work.missing.items():
+        sheet.tell(line, f"to be given: {reason} ({', '.join(dict.fromkeys(keys))})")
     written = sheet.written(name)
     told = sorted(dict.fromkeys(sheet.told), key=lambda left: left.line)
-    return ImportResult(written, tuple(told), wrong(written, images, bare))
+    return ImportResult(written, tuple(told), wrong(written, images.releases, images.bare), start)
 
 
-# Around it: docker run, srun, mkdir
+def _hint(recording: Recording) -> str:
+    """What to say of a script in which no command starts a program."""
+    if recording.told:
+        return f"Line {recording.told[0].line}: {recording.told[0].what}."
+    if recording.commands:
+        words = " ".join(word.text for word in recording.commands[-1].words[:6])
+        return f"The last command that it ran is on line {recording.commands[-1].line}: {words}"
+    return "It takes torchrun, deepspeed, accelerate launch or python, and the program."
 
 
-def _around(script: Script, start: Start, sheet: Sheet) -> ContainerLine:
-    """The container that the script starts, if any; what other commands do is told."""
-    found = ContainerLine()
-    for command in script.commands:
-        mine = bool(start.before) and command.words[: len(start.before)] == start.before
-        words = start.before if mine else command.words
-        called = file_name(words[0])
-        if called == "sudo" and len(words) > 1:
-            words, called = words[1:], words[1].text
-        contained = called == "docker" and len(words) > 1 and words[1].text == "run"
-        if contained:
-            found = parse_docker_run(words[2:])
-            sheet.told += found.left
-        if mine:  # what stands beside the start, in the same bash -c
-            words = command.words[len(start.before) :]
-            called = file_name(words[0])
-        if called == "cd":
-            sheet.tell(command.line, "cd: relative paths start where the launcher is started")
-        elif (mine or not contained) and called not in HARMLESS and not start_of(command):
-            text = " ".join(word.text or "…" for word in words)
+def _tell_others(work: _Import, recording: Recording, starts: list[Start]) -> None:
+    """Say what other commands there are: further starts, and what prepares the run."""
+    sheet = work.sheet
+    if len(starts) > 1:
+        for number, other in enumerate(starts, 1):
+            if other is not work.start:
+                what = differences(work.start, other)
+                sheet.tell(other.line, f"start {number} of {len(starts)}, not taken: {what}")
+    inner = {id(one) for one in starting(recording.commands)}
+    for command in recording.commands:
+        if id(command) not in inner and command.name not in HARMLESS:
+            text = " ".join(word.text for word in command.words)
             text = printable(text if len(text) <= 60 else f"{text[:60]}…")
             sheet.tell(command.line, f"{text}: not carried over")
-    if start.before and start.before[0].unknown:
-        why = start.before[0].unknown
-        sheet.tell(start.line, f"{why}: how it starts the program isn't carried over")
-    wrapper = start.before[0].text if start.before else ""
-    if wrapper and wrapper not in ("docker", "sudo", "exec", "nohup", "time", "env"):
-        sheet.tell(start.line, f"{wrapper}: how it starts the program isn't carried over")
-    if start.output.replace("&", "").strip():
-        sheet.tell(start.line, f"{start.output}: the launcher prints the output; redirect that")
-    return found
 
 
-# Keys
+def _set_name(work: _Import, name: str) -> None:
+    asked = work.around.slurm.pop("name", None)
+    stem = re.sub(r"\.\w+$", "", name.rpartition("/")[2])
+    if asked and not asked.unknown and re.fullmatch(r"[A-Za-z0-9][\w.-]{0,59}", asked.text):
+        stem = asked.text
+    usable = re.sub(r"[^A-Za-z0-9_.-]+", "-", stem).strip("-._")[:60]
+    work.sheet.keys["name"] = yaml_text(usable or "imported")
 
 
-def _set_program(sheet: Sheet, start: Start, around: ContainerLine) -> None:
+def _set_program(work: _Import) -> None:
     """One of the image's programs by its name; any other is a script of this machine."""
-    text = start.program.text
-    inside = re.search(r"(?:^|/)((?:pretrain_\w+|train_rl|(?:examples|tools)/.+)\.py)$", text)
-    own = inside[1] if inside else named_in_part(start.program)
+    sheet, program, cwd = work.sheet, work.start.program, work.start.command.cwd
+    text = program.text
+    if cwd != ".":
+        what = "relative paths start there, and here where the launcher is started"
+        sheet.tell(work.start.line, f"cd {printable(cwd)}: {what}")
+    own = _of_upstream(text) or (named_in_part(text) if program.unknown else "")
     if own:
         sheet.keys["program"] = yaml_text(own)
-        if text.startswith("/"):
-            sheet.tell(start.program.line, f"{text}: the image's own {own} is taken")
+        if text.startswith(("/", "./")) and not program.unknown:
+            sheet.tell(program.line, f"{text}: the image's own {own} is taken")
         return
-    text = around.outside(text)
-    own = text if text.startswith(("/", "./", "../", "~")) else f"./{text}"
-    sheet.keys["program"] = yaml_text(own)
-
-
-def _set_processes(sheet: Sheet, start: Start, around: ContainerLine, asked: SbatchRequest) -> None:
-    """gpus, nodes and max_restarts, by what torchrun is told, or srun by the #SBATCH lines."""
-    given: dict[str, Word] = {}
-    if start.torchrun is None and any(word.text == "srun" for word in start.before):
-        counts = {"nproc_per_node": asked.tasks or asked.gpus, "nnodes": asked.nodes}
-        given = {name: word for name, word in counts.items() if word}
-    for name, values, line in _options(start.torchrun or ()):
-        key = name.lstrip("-").replace("-", "_")
-        given[key] = values[0] if values else Word("", line)
-        if key not in CARRIED | ITSELF:
-            sheet.tell(line, f"torchrun's {name}: not carried over")
-    count = _whole(sheet, given.get("nproc_per_node"), "gpus", 1)
-    devices = (start.env.get("CUDA_VISIBLE_DEVICES") or Word("", 0)).text
-    devices = devices or around.gpus.partition("device=")[2]
-    text = str(count)
-    if (given.get("nproc_per_node") or Word("", 0)).text in ("gpu", "auto"):
-        text = "all"
-    elif "nproc_per_node" not in given and around.gpus:
-        text = around.gpus
-    if devices and len(devices.split(",")) == count:
-        text = f"device={devices}"
-    sheet.keys["gpus"] = yaml_text(text) if not text.isdigit() else text
-    restarts = _whole(sheet, given.get("max_restarts"), "max_restarts", 0)
-    if restarts:
-        sheet.keys["max_restarts"] = str(restarts)
-    if asked.gpus and text.isdigit():
-        _tell_difference(sheet, asked.gpus, "GPUs of each node", "gpus", count)
-    _set_nodes(sheet, given, asked)
-
-
-def _set_slurm(sheet: Sheet, asked: SbatchRequest) -> None:
-    """The section slurm, by the #SBATCH lines."""
-    for key, word in asked.keys.items():
-        text = yaml_text(word.text) if word.text else "true"
-        try:
-            Slurm.model_validate({key: word.text or True})
-        except ValidationError:
-            sheet.tell(word.line, f"#SBATCH --{key}={printable(word.text)}: not carried over")
-        else:
-            sheet.slurm[key] = text
-
-
-def _tell_difference(sheet: Sheet, asked: Word, what: str, key: str, count: int) -> None:
-    if int(asked.text) != count:
-        told = f"{asked.text} {what} are asked for, and the script uses {count}: {key} is {count}"
-        sheet.tell(asked.line, told)
-
-
-def _set_nodes(sheet: Sheet, given: dict[str, Word], asked: SbatchRequest) -> None:
-    count = _whole(sheet, given.get("nnodes"), "nodes", 1)
-    if asked.nodes:
-        _tell_difference(sheet, asked.nodes, "nodes", "nodes.count", count)
-    if count < 2:
+    if program.unknown:
+        sheet.keys["program"] = yaml_text(f"./{work.start.name or 'program.py'}")
+        work.lack(program, "program")
         return
-    rank = given.get("node_rank")
-    address = given.get("master_addr")
-    port = _whole(sheet, given.get("master_port"), "nodes.master_port", 29500)
-    known = address is not None and address.text and not address.unknown
-    # 0 is the default, and as a key it would be every node's, whatever Slurm says there.
-    number = _whole(sheet, rank, "nodes.rank", 0)
-    sheet.keys["nodes"] = (
-        f"{{count: {count}, {f'rank: {number}, ' if number else ''}master_addr: "
-        f"{yaml_text(address.text, flow=True) if address and known else 'first-node'}, "
-        f"master_port: {port}}}"
-    )
-    line = given["nnodes"].line
-    sheet.tell(line, "nodes: start it on each with --node-rank N")
-    if not known:
-        sheet.tell(line, "nodes.master_addr: fill in the address of the first node")
+    if text.startswith("-m "):
+        sheet.keys["program"] = yaml_text(f"./{text[3:].replace('.', '/')}.py")
+        sheet.tell(program.line, f"{text}: its file is taken, not the module")
+        return
+    if not text.startswith(("/", "~")):
+        text = text.removeprefix("./")
+        text = text if cwd == "." else f"{cwd}/{text}"
+    text = work.around.outside(text)
+    text = text if text.startswith(("/", "./", "../", "~")) else f"./{text}"
+    sheet.keys["program"] = yaml_text(text)
+    if not work.exists(text):
+        sheet.tell(
+            program.line, f"{printable(text)}: no such file here; it is taken for the host's"
+        )
 
 
-def _whole(sheet: Sheet, word: Word | None, key: str, otherwise: int) -> int:
-    """The word as a whole number; what isn't one is told."""
-    if word is None or word.text in ("gpu", "auto"):
-        return otherwise
-    if re.fullmatch(r"\d{1,6}", word.text) and not word.unknown:
-        return int(word.text)
-    why = word.unknown or f"{word.text!r} isn't a whole number"
-    sheet.tell(word.line, f"{why}: {key} is taken as {otherwise}")
-    return otherwise
+def _of_upstream(text: str) -> str:
+    """The program of upstream's that a path ends in, "" for none."""
+    paths = sorted(upstreams(), key=len, reverse=True)
+    return next((path for path in paths if f"/{text}".endswith(f"/{path}")), "")
 
 
-def _options(words: Iterable[Word]) -> Iterator[tuple[str, tuple[Word, ...], int]]:
-    """Each option with its values and its line; words before the first are of the option ""."""
-    name, values, line = "", list[Word](), 0
-    for word in words:
-        if not re.match(r"--\w", word.text):
-            values.append(word)
-            line = line or word.line
-            continue
-        if name or values:
-            yield name, tuple(values), line
-        name, equals, value = word.text.partition("=")
-        values, line = [], word.line
-        if equals or word.unknown:
-            values = [replace(word, text=value)]
-    if name or values:
-        yield name, tuple(values), line
+def named_in_part(text: str) -> str:
+    """Of a path that isn't known wholly, the one program of upstream's that ends as it does."""
+    name = text.rpartition("/")[2]
+    found = [path for path in upstreams() if f"/{path}".endswith(f"/{name}")]
+    return found[0] if len(found) == 1 else ""
 
 
-def _set_options(
-    sheet: Sheet,
-    start: Start,
-    around: ContainerLine,
-    images: Mapping[str, tuple[str, ...]],
-    upstream: Mapping[str, tuple[str, ...]],
-    tag: str,
-) -> None:
+# Options
+
+
+def _set_options(work: _Import) -> None:
     """The program's options under their keys, the rest under megatron_args; and the image."""
-    own, given = arguments.own_keys(), dict[str, tuple[tuple[Word, ...], int]]()
-    for name, values, line in _options(start.arguments):
-        for word in values:
-            if BUNDLE.match(word.unknown):
-                sheet.tell(word.line, f"{word.unknown}: what it stands for is left out")
-        values = tuple(word for word in values if not BUNDLE.match(word.unknown))
+    sheet, given = work.sheet, dict[str, tuple[tuple[Word, ...], int]]()
+    for name, values in as_options(work.start.arguments):
+        line = values[0].line if values else _line_of(work.start, name)
         if not name:
             for word in values:
-                sheet.tell(word.line, f"{word.unknown or word.text}: not carried over")
+                if word.unknown:
+                    work.lack(word, "further options")
+                else:
+                    sheet.tell(word.line, f"{word.text}: not carried over")
         elif name not in OURS or OURS[name] not in (None, " ".join(w.text for w in values)):
-            if name in given:
+            if name in given and [w.text for w in given[name][0]] != [w.text for w in values]:
                 sheet.tell(given[name][1], f"{name}: given again on line {line}, which counts")
             given[name] = (values, line)
-    release = _set_image(sheet, start, around, images, upstream, tag, list(given))
+    release = _set_image(work, list(given))
     known = arguments.table().options_of(release) if release else None
-    checked = sheet.keys["program"] == "pretrain_gpt.py" and known is not None
+    if known is not None:
+        known = known - {*removed(str(release))}
+    upstreams_own = sheet.keys["program"] == "pretrain_gpt.py" and known is not None
+    foreign = {
+        name: given[name][1] for name in given if upstreams_own and name not in (known or ())
+    }
+    kinds = arguments.table().kinds_of(release) if release else {}
     for name, (values, line) in given.items():
-        if name == "--group-query-attention" and "--num-query-groups" in given:
-            continue  # the key num_query_groups says it too
-        if checked and name not in (known or ()):
-            sheet.tell(line, f"{name}: Megatron {release} has no such option")
-            continue
-        unknown = next((w for w in values if w.unknown or PLACEHOLDER.search(w.text)), None)
-        key = own.get(name, f"megatron_args.{name[2:].replace('-', '_')}")
-        if any(is_secret_option(name, w.text) or has_credential(w.text) for w in values):
-            sheet.tell(line, f"{name}: a secret isn't written down")
-            continue
-        if unknown:
-            why = unknown.unknown or f"{unknown.text} is to be filled in"
-            sheet.tell(unknown.line, f"{why}: {key} is left out ({name})")
-            continue
-        texts = [around.outside(w.text) if key in PATHS else w.text for w in values]
-        sheet.put(key, name, texts, line)
+        if name not in foreign:
+            _set_option(work, name, _taken(work, values, kinds.get(name)), line, list(given))
+    if foreign:
+        _tell_foreign(sheet, foreign, str(release))
 
 
-def _set_image(
-    sheet: Sheet,
-    start: Start,
-    around: ContainerLine,
-    images: Mapping[str, tuple[str, ...]],
-    upstream: Mapping[str, tuple[str, ...]],
-    tag: str,
-    options: list[str],
-) -> str | None:
-    """The image by its tag, with the release of those it may have that knows most options.
+def _line_of(start: Start, name: str) -> int:
+    return next((w.line for w in start.arguments if w.text.partition("=")[0] == name), start.line)
 
-    `upstream` are the images with upstream's programs: one that lacks the script's is told, and
-    another taken.
-    """
-    named = NGC.search(around.image)
-    if named and named[1] in images:
+
+def _taken(work: _Import, values: tuple[Word, ...], kind: str | None) -> tuple[Word, ...]:
+    """The values that an option takes; further words that aren't known hold options."""
+    most = {None: 1, "flag": 0}.get(kind, 10**6 if kind and " " in kind else 1)
+    if kind is None and len(values) > 1 and not values[1].unknown:
+        return values
+    for word in values[most:]:
+        if word.unknown:
+            work.lack(word, "further options")
+    return tuple(word for at, word in enumerate(values) if at < most or not word.unknown)
+
+
+def _tell_foreign(sheet: Sheet, foreign: Mapping[str, int], release: str) -> None:
+    """One headline for the options that the release hasn't, with the list."""
+    whose = next((what for option, what in FORKS.items() if option in foreign), "")
+    count = "an option" if len(foreign) == 1 else f"{len(foreign)} options"
+    head = f"{whose}: " if whose else ""
+    instead = removed(release)
+    names = ", ".join(
+        f"{name} (now {instead[name]})" if instead.get(name, "").startswith("--") else name
+        for name in foreign
+    )
+    sheet.tell(min(foreign.values()), f"{head}Megatron {release} doesn't have {count}: {names}")
+
+
+def _set_option(
+    work: _Import, name: str, values: tuple[Word, ...], line: int, names: list[str]
+) -> None:
+    if name == "--group-query-attention" and "--num-query-groups" in names:
+        return  # the key num_query_groups says it too
+    key = arguments.own_keys().get(name, f"megatron_args.{_key(name)}")
+    if any(is_secret_option(name, w.text) or has_credential(w.text) for w in values):
+        work.sheet.tell(line, f"{name}: a secret isn't written down")
+        return
+    for word in values:
+        if re.search(r"-tokens?$", name) and TO_FILL.fullmatch(word.text):
+            continue  # <image> is a token's name
+        filled = TO_FILL.search(word.text)
+        if word.unknown or filled:
+            reason = word.unknown or (filled and filled[0])
+            work.lack(Word(word.text, word.line, reason or ""), key)
+            return
+        if re.search(r"(?<!\\)[*?]", word.text) and "/" in word.text:
+            work.lack(Word(word.text, word.line, f"the files of {word.text}"), key)
+            return
+    texts = [work.around.outside(w.text) if key in PATHS else w.text for w in values]
+    work.sheet.put(key, name, texts, line)
+
+
+def _key(name: str) -> str:
+    """The key of an option under megatron_args: as it stands where its _ aren't Megatron's."""
+    known = name in arguments.table().megatron
+    return name[2:].replace("-", "_") if known or "_" not in name else name
+
+
+def _set_image(work: _Import, names: list[str]) -> str | None:
+    """The image by its tag, with the release of those it may have that knows most options."""
+    sheet, images, tag = work.sheet, work.images.releases, work.images.tag
+    image = work.around.image
+    named = NGC.search(image.text)
+    if named and named[1] in images and not image.unknown:
         tag = named[1]
-    elif around.image:
-        sheet.tell(around.line, f"{around.image}: isn't of the matrix; {tag} is taken")
+    elif image.text:
+        what = image.unknown or image.text
+        sheet.tell(image.line, f"{printable(what)}: isn't of the matrix; {tag} is taken")
     program = sheet.keys["program"]
     series = upstreams().get(program)
     having = {
         one: tuple(r for r in releases if series is None or series_of(r) in series)
-        for one, releases in (upstream if series else images).items()
+        for one, releases in (work.images.upstream if series else images).items()
     }
     if not having.get(tag):
         other = next((one for one in having if images[one][0] in having[one]), tag)
-        what = program if tag in upstream else "programs of upstream's"
+        what = program if tag in work.images.upstream else "programs of upstream's"
         there = f"{program}: Megatron has it in {', '.join(series or ())}"
-        sheet.tell(start.line, f"{tag} has no {what}, so {other} is taken ({there})")
+        sheet.tell(work.start.line, f"{tag} has no {what}, so {other} is taken ({there})")
         tag = other
     releases = having.get(tag) or images[tag]
     table = arguments.table()
     known = {release: table.options_of(release) or set() for release in releases}
-    release = max(releases, key=lambda one: sum(name in known[one] for name in options))
+    release = max(releases, key=lambda one: sum(name in known[one] for name in names))
     if table.options_of(releases[0]) is None:  # it may have them all
         release = releases[0]
     sheet.keys["image"] = f'"{tag}"' if NUMBER.fullmatch(tag) else tag
     usual = images[tag][0]
     if release != usual:
         sheet.keys["image"] = f'{{tag: "{tag}", megatron: "{release}"}}'
-        lacking = [name for name in options if name not in (table.options_of(usual) or options)]
+        lacking = [name for name in names if name not in (table.options_of(usual) or names)]
         some = ", ".join([name for name in lacking if name in known[release]][:3])
         asked = program if usual not in releases else some
-        sheet.tell(start.line, f"{asked}: not in Megatron {usual}, so {release} is taken")
+        sheet.tell(work.start.line, f"{asked}: not in Megatron {usual}, so {release} is taken")
     return release
 
 
-def _set_env(sheet: Sheet, script: Script, start: Start, around: ContainerLine) -> None:
+# Around the program
+
+
+def _set_slurm(work: _Import) -> None:
+    """The section slurm: keys of its own, and sbatch's further options."""
+    sheet, around = work.sheet, work.around
+    free = list[str]()
+    for name, word in around.slurm.items():
+        key, value = name.replace("-", "_"), int(word.text) if word.text.isdigit() else word.text
+        shown = f"{name} {printable(word.text)}".rstrip()
+        if word.unknown:
+            work.lack(word, f"slurm.{name}")
+        elif fits("slurm", {key: word.text or True}) or fits("slurm", {key: value}):
+            bare = name == "signal" or not word.text
+            sheet.slurm[key] = (word.text or "true") if bare else yaml_text(word.text)
+        elif fits("slurm", {"options": {name: word.text or True}}):
+            free.append(f"{name}: {yaml_text(word.text, flow=True) if word.text else 'true'}")
+        else:
+            sheet.tell(word.line, f"Slurm's {shown}: not carried over")
+    if free:
+        sheet.slurm["options"] = f"{{{', '.join(free)}}}"
+    kind = around.container
+    batch = sheet.slurm or any(one.name in ("srun", "sbatch") for one in work.start.around)
+    if kind and (batch or kind in ("pyxis", "apptainer")) and fits("slurm", {"container": kind}):
+        sheet.slurm["container"] = kind
+        image = around.image
+        if image.text and not image.unknown and kind in ("pyxis", "apptainer"):
+            sheet.slurm["image"] = yaml_text(image.text)
+        elif image.unknown:
+            work.lack(image, "slurm.image")
+
+
+def _set_env(work: _Import) -> None:
     """The variables that the script exports, but for those that the launcher sees to."""
     split = {"parallel.tensor_model_parallel_size", "parallel.context_parallel_size"}
-    for name, word in {**script.exported, **around.env, **start.env}.items():
+    sheet, start = work.sheet, work.start
+    words = {word.text for word in start.command.words}
+    for name, word in {**exported(start.command, start.around), **work.around.env}.items():
         if name in OF_THE_RUNNER or not re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII):
+            continue
+        if name.startswith(("SLURM_", "PBS_", "OMPI_", "PMI", "BASH_FUNC")):
             continue
         if name == "CUDA_VISIBLE_DEVICES" and "device=" in sheet.keys["gpus"]:
             continue
@@ -366,15 +402,32 @@ def _set_env(sheet: Sheet, script: Script, start: Start, around: ContainerLine) 
         elif is_secret(name, word.text or None):
             sheet.env[name] = "null"
             sheet.tell(word.line, f"{name}: a secret isn't written down; yours is passed on")
-        elif word.unknown:
-            sheet.tell(word.line, f"{word.unknown}: env.{name} is left out")
+        elif {*word.text.split()} <= words and " " in word.text:
+            continue  # a part of the command itself
+        elif word.unknown or TO_FILL.search(word.text):
+            work.lack(Word(word.text, word.line, word.unknown or word.text), f"env.{name}")
         else:
             number = NUMBER.fullmatch(word.text) and str(yaml.safe_load(word.text)) == word.text
             sheet.env[name] = word.text if number else yaml_text(word.text)
-    for outer, inner, read_only in around.mounts:
-        texts = [*sheet.megatron.values(), *sheet.env.values()]
-        if any(inner in text for text in texts):
+
+
+def _set_resources(work: _Import) -> None:
+    """What docker was asked for the container: memory, devices, folders."""
+    sheet = work.sheet
+    for key, word in work.around.resources.items():
+        several = key in ("devices", "cap_add")
+        value = word.text.split() if several else word.text
+        if key == "workdir":
+            continue  # relative paths are those of the host
+        if not word.unknown and fits("resources", {key: value}):
+            listed = ", ".join(yaml_text(one, flow=True) for one in word.text.split())
+            sheet.resources[key] = f"[{listed}]" if several else yaml_text(word.text)
+        else:
+            sheet.tell(word.line, f"{key} {printable(word.text)}: not carried over")
+    texts = [*sheet.megatron.values(), *sheet.env.values()]
+    for mount in work.around.mounts:
+        if any(mount.target in text for text in texts):
             sheet.mounts.append(
-                f"- {{source: {yaml_text(outer, flow=True)}, target: "
-                f"{yaml_text(inner, flow=True)}, read_only: {str(read_only).lower()}}}"
+                f"- {{source: {yaml_text(mount.source, flow=True)}, target: "
+                f"{yaml_text(mount.target, flow=True)}, read_only: {str(mount.read_only).lower()}}}"
             )

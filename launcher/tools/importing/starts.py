@@ -1,159 +1,182 @@
-"""Finds the command of a shell script that starts training."""
+"""Finds the commands of a recording that start a program, and takes them apart."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 
 from launcher.runs.plan.program import upstreams
-from launcher.tools.importing.shell import Branch, Script, ShellCommand, Unfollowed
-from launcher.tools.importing.words import Word
+from launcher.tools.importing.commands import Command, Word
 
-LAUNCHERS = ("torch.distributed.launch", "torch.distributed.run")
-OF_TORCHRUN = frozenset(
-    "nproc_per_node nnodes node_rank master_addr master_port rdzv_backend rdzv_endpoint rdzv_id "
-    "rdzv_conf max_restarts monitor_interval start_method role log_dir redirects tee "
-    "local_ranks_filter node_ip local_addr".split()
-)
-"""torchrun's options that take a value: https://docs.pytorch.org/docs/stable/elastic/run.html"""
+MODULES = ("torch.distributed.launch", "torch.distributed.run", "torch.distributed.elastic")
+WITH_VALUE = {
+    "torchrun": "nproc_per_node nnodes node_rank master_addr master_port rdzv_backend "
+    "rdzv_endpoint rdzv_id rdzv_conf max_restarts monitor_interval start_method role log_dir "
+    "redirects r tee t local_ranks_filter node_ip local_addr",
+    "deepspeed": "hostfile H include i exclude e num_nodes num_gpus min_elastic_nodes "
+    "max_elastic_nodes master_port master_addr launcher launcher_args ssh_port save_pid "
+    "node_rank bind_core_list elastic_training",
+    "accelerate": "config_file num_processes num_machines machine_rank main_process_ip "
+    "main_process_port mixed_precision rdzv_backend rdzv_conf max_restarts monitor_interval "
+    "log_dir role gpu_ids deepspeed_config_file dynamo_backend num_cpu_threads_per_process",
+}
+"""Options of the starters that take a value, as their --help has them."""
+SAME = frozenset("node_rank master_addr master_port machine_rank main_process_ip".split())
+"""What the nodes of one run are each told differently."""
 
 
 @dataclass(frozen=True)
 class Start:
-    """The command that starts training: torchrun's options, the program, its arguments.
+    """A command that starts a program, and all that it stands in, the outermost first.
 
-    `torchrun` is None where Python starts the program itself.
+    `options` are those of `starter`: torchrun, deepspeed or accelerate; "" where Python starts it.
     """
 
     line: int
-    torchrun: tuple[Word, ...] | None
+    starter: str
+    options: tuple[Word, ...]
     program: Word
     arguments: tuple[Word, ...]
-    env: dict[str, Word]
-    before: tuple[Word, ...]
-    output: str
+    command: Command
+    around: tuple[Command, ...]
 
     @property
     def name(self) -> str:
         """The program's, without its folder."""
-        return file_name(self.program)
+        return self.program.text.rpartition("/")[2]
 
 
-def file_name(word: Word) -> str:
-    """The last part of a path."""
-    return word.text.rpartition("/")[2]
+def find_starts(commands: Sequence[Command]) -> list[Start]:
+    """The starts in order; those that differ in a node's own number alone are one."""
+    found = dict[tuple[str, ...], Start]()
+    for command in commands:
+        start = _start_of(command)
+        if start:
+            around = tuple(_around(commands, command))
+            start = replace(start, around=around)
+            words = [word.text for word in (start.program, *start.arguments)]
+            first = found.setdefault((start.starter, *words), start)
+            if _order(start) < _order(first):  # those in the background come in any order
+                found[(start.starter, *words)] = start
+    return list(found.values())
 
 
-def choose_start(script: Script) -> tuple[Start | None, Script, list[Start]]:
-    """What starts training, the script with what leads to it followed, and the other starts."""
-    found = list(_starts(script))
-    if not found:
-        return None, script, []
-    best, branches = max(found, key=lambda one: _rank(*one))
-    return best, _entered(script, branches, best), [one for one, _ in found if one is not best]
+def _order(start: Start) -> tuple[int, list[str]]:
+    return start.line, [word.text for one in start.around for word in one.words]
 
 
-def _starts(
-    script: Script, branches: tuple[Branch, ...] = ()
-) -> Iterator[tuple[Start, tuple[Branch, ...]]]:
-    """The commands that start a program, each with the branches that lead to it."""
-    for command in script.commands:
-        if start := start_of(command):
-            yield start, branches
-    for branch in script.branches:
-        yield from _starts(branch.script, (*branches, branch))
+def starting(commands: Sequence[Command]) -> list[Command]:
+    """The commands that start a program, or that one which does stands in."""
+    found = [command for command in commands if _start_of(command)]
+    return found + [outer for command in found for outer in _around(commands, command)]
 
 
-def _rank(start: Start, branches: tuple[Branch, ...]) -> tuple[bool, bool, bool, int]:
-    """The best is a pretrain_*.py, then what is started on several GPUs, then what is followed.
+def choose(starts: Sequence[Start]) -> int:
+    """The place of the start that trains: a pretrain_*.py, else the one with most options."""
 
-    Of several others, it is the one with most arguments.
-    """
-    trains = start.name.startswith("pretrain_")
-    several = start.torchrun is not None or any(word.text == "srun" for word in start.before)
-    return trains, several, not branches, 0 if trains else len(start.arguments)
-
-
-def _entered(script: Script, branches: tuple[Branch, ...], start: Start) -> Script:
-    """The script with these branches followed, which is told."""
-    for branch in branches:
-        what = (
-            f"{branch.left.what.partition(':')[0]}: followed to line {start.line}, where it starts"
+    def rank(at: int) -> tuple[bool, bool, int]:
+        start = starts[at]
+        trains = start.name.startswith("pretrain_") or any(
+            word.text.partition("=")[0] in ("--num-layers", "--hidden-size")
+            for word in start.arguments
         )
-        inner = branch.script
-        script = Script(
-            [*script.commands, *inner.commands],
-            script.exported | inner.exported,
-            [one for one in script.left if one != branch.left]
-            + [Unfollowed(branch.left.line, f"{what} {start.name}"), *inner.left],
-        )
-    return script
+        return trains, bool(start.starter or start.around), 0 if trains else len(start.arguments)
+
+    return max(range(len(starts)), key=lambda at: (*rank(at), -at))
 
 
-def start_of(command: ShellCommand) -> Start | None:
+def differences(start: Start, other: Start) -> str:
+    """What the other start has in another way, for people."""
+    if other.name != start.name:
+        return f"it starts {other.name or other.program.text}"
+    ours, theirs = (dict(as_options(one.arguments)) for one in (start, other))
+    changed = [
+        " ".join([name, *[word.text for word in values]])
+        for name, values in theirs.items()
+        if name not in ours or [w.text for w in ours[name]] != [w.text for w in values]
+    ]
+    changed += [f"no {name}" for name in ours if name not in theirs]
+    more = f" and {len(changed) - 4} more" if len(changed) > 4 else ""
+    return ", ".join(changed[:4]) + more
+
+
+def as_options(words: Sequence[Word]) -> Iterator[tuple[str, tuple[Word, ...]]]:
+    """Each option with its values; words before the first are of the option ""."""
+    name, values = "", list[Word]()
+    for word in words:
+        if not re.match(r"--\w", word.text):
+            values.append(word)
+            continue
+        if name or values:
+            yield name, tuple(values)
+        name, equals, value = word.text.partition("=")
+        values = [replace(word, text=value)] if equals else []
+    if name or values:
+        yield name, tuple(values)
+
+
+def as_pairs(starter: str, words: Sequence[Word]) -> Iterator[tuple[str, Word]]:
+    """The starter's own options by name, with _ for -, each with its value."""
+    taking, at = WITH_VALUE.get(starter, "").split(), 0
+    while at < len(words):
+        word = words[at]
+        name, equals, value = word.text.lstrip("-").partition("=")
+        name = name.replace("-", "_")
+        at += 1
+        if equals:
+            yield name, replace(word, text=value)
+        elif name in taking and at < len(words):
+            yield name, words[at]
+            at += 1
+        elif word.text.startswith("-") and name not in ("m", "module"):
+            yield name, Word("", word.line)
+
+
+def _start_of(command: Command) -> Start | None:
     """The command taken apart, if it starts a Python program."""
     words = command.words
-    for at, word in enumerate(words):
-        called = file_name(word)
-        if called == "torchrun":
-            return _taken_apart(command, at, words[at + 1 :])
-        if re.fullmatch(r"python[\d.]*", called):
-            rest = words[at + 1 :]
-            while rest and re.fullmatch(r"-[uOBsSEI]+", rest[0].text):
-                rest = rest[1:]
-            launched = len(rest) > 1 and rest[0].text == "-m" and rest[1].text in LAUNCHERS
-            return _taken_apart(command, at, rest[2 * launched :], launched=launched)
-        if word.unknown and words[at + 1 : at + 2] and named_in_part(words[at + 1]):
-            return _taken_apart(command, at + 1, words[at + 1 :], launched=False)
-        if re.fullmatch(r"pretrain_\w+\.py", called):
-            return _taken_apart(command, at, words[at:], launched=False)
+    if command.name in WITH_VALUE:
+        return _taken_apart(command, command.name, words[1:])
+    if re.fullmatch(r"python[\d.]*", command.name):
+        rest = words[1:]
+        while rest and re.fullmatch(r"-[uOBsSEI]+|-[WX].+", rest[0].text):
+            rest = rest[1:]
+        if len(rest) > 1 and rest[0].text == "-m" and rest[1].text.startswith(MODULES):
+            return _taken_apart(command, "torchrun", rest[2:])
+        if len(rest) > 1 and rest[0].text == "-m" and rest[1].text.startswith("deepspeed"):
+            return _taken_apart(command, "deepspeed", rest[2:])
+        return _taken_apart(command, "", rest)
+    if command.name.endswith(".py"):
+        return _taken_apart(command, "", words)
     return None
 
 
-def _taken_apart(
-    command: ShellCommand, at: int, words: tuple[Word, ...], *, launched: bool = True
-) -> Start | None:
-    """torchrun's own words end at the program, the first that is no option or its value."""
-    position = 0
+def _taken_apart(command: Command, starter: str, words: Sequence[Word]) -> Start | None:
+    """The starter's own words end at the program, the first that is no option or its value."""
+    taking = WITH_VALUE.get(starter, "").split()
+    position = 1 if starter == "accelerate" and words and words[0].text == "launch" else 0
     while position < len(words) and words[position].text.startswith("-"):
         name = words[position].text.lstrip("-").replace("-", "_")
-        position += 2 if name in OF_TORCHRUN else 1
+        position += 2 if name in taking else 1
     if position >= len(words):
         return None
     program = words[position]
-    if words[:position] and words[position - 1].text in ("-m", "--module"):
+    if position and words[position - 1].text in ("-m", "--module"):
         path = f"{program.text.replace('.', '/')}.py"
-        program = replace(program, text=path if path in upstreams() else "")
-    if not program.text.endswith(".py"):
+        if path not in upstreams() and not starter:
+            return None
+        program = replace(program, text=path if path in upstreams() else f"-m {program.text}")
+    elif not program.text.endswith(".py") and not (program.unknown and starter):
         return None
-    return Start(
-        line=command.line,
-        torchrun=words[:position] if launched else None,
-        program=program,
-        arguments=words[position + 1 :],
-        env=command.env,
-        before=command.words[:at],
-        output=command.output,
-    )
+    options = tuple(words[:position])
+    return Start(command.line, starter, options, program, tuple(words[position + 1 :]), command, ())
 
 
-def hint(script: Script) -> str:
-    """What to say of a script where no command starts a program."""
-    for command in script.commands:
-        words = (Word("-c", 0), *command.words)
-        for before, word in pairwise(words):
-            if word.unknown and re.fullmatch(r"-[a-z]*c", before.text):
-                return f"Line {command.line} starts what isn't known: {word.unknown}."
-    if script.left:
-        return f"Line {script.left[0].line}: {script.left[0].what}."
-    return "It takes torchrun, python -m torch.distributed.launch, or python, and the program."
-
-
-def named_in_part(program: Word) -> str:
-    """Of a path that isn't known wholly, the one program of upstream's that ends as it does."""
-    if not program.unknown:
-        return ""
-    found = [path for path in upstreams() if f"/{path}".endswith(f"/{file_name(program)}")]
-    return found[0] if len(found) == 1 else ""
+def _around(commands: Sequence[Command], command: Command) -> list[Command]:
+    """The commands that the command stands in, the outermost first."""
+    found = list[Command]()
+    while 0 <= command.parent < len(commands) and len(found) < 50:
+        command = commands[command.parent]
+        found.insert(0, command)
+    return found

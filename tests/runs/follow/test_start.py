@@ -199,7 +199,7 @@ def test_a_run_whose_facts_can_not_be_kept_leaves_no_record(
     assembled: Any = PlannedRun(replace(plan("gpt2-tiny.yaml"), run=RUN), ImageFacts())
     chosen: Any = SimpleNamespace(name="docker")
     with pytest.raises(type(error)):
-        start._kept(assembled, asked(save), chosen, preflight=False)
+        start.keep(assembled, asked(save), chosen, preflight=False)
     assert not record.folder(RUN).exists()
 
 

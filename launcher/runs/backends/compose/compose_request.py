@@ -124,6 +124,8 @@ def _service(plan: Plan, rank: int) -> dict[str, Any]:
         "user": plan.user,
         "group_add": [str(group) for group in plan.groups],
         "security_opt": [NO_NEW_PRIVILEGES] if plan.no_new_privileges else [],
+        "cap_add": [*plan.cap_add],
+        "devices": [one if ":" in one else f"{one}:{one}" for one in plan.devices],
         "working_dir": plan.workdir,
         "volumes": [_mount(mount) for mount in plan.mounts],
         "labels": dict(plan.labels),

@@ -1,0 +1,144 @@
+"""Commands that stand-ins wrote down, and the trace of the bash that ran them."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+OWN_PATH = re.compile(r"[^:]*/(standin|launcher-import-\w+)/bin:")
+MOST_WORDS = 5000
+MOST_TRACED = 100_000
+
+
+@dataclass(frozen=True)
+class Word:
+    """One argument of a command; `unknown` says what it depends on, "" where it is known."""
+
+    text: str
+    line: int
+    unknown: str = ""
+
+
+@dataclass(frozen=True)
+class Unfollowed:
+    """Something of the script that isn't in the run file, and why."""
+
+    line: int
+    what: str
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command that a stand-in wrote down; `parent` is the number of the one it stands in."""
+
+    words: tuple[Word, ...]
+    env: Mapping[str, Word]
+    cwd: str
+    line: int
+    parent: int
+
+    @property
+    def name(self) -> str:
+        """The program's name, without its folder."""
+        return self.words[0].text.rpartition("/")[2]
+
+
+def traced_places(trace: list[tuple[int, str]]) -> list[tuple[int, str, int]]:
+    """Where each traced command stands, and the how manieth there it is."""
+    counts, found = Counter[tuple[int, str]](), []
+    for line, text in trace:
+        place = (line, text.split("=", 1)[0].split(" ", 1)[0])
+        counts[place] += 1
+        found.append((*place, counts[place]))
+    return found
+
+
+def twins_of(commands: Sequence[Command], others: Sequence[Command]) -> list[Command | None]:
+    """For each command the likest one of another run that stands on the same line."""
+    left, found = list(others), list[Command | None]()
+    for command in commands:
+        fit = [one for one in left if (one.line, one.name) == (command.line, command.name)]
+        best = min(
+            fit, key=lambda one: len(differing_words(command.words, one.words)), default=None
+        )
+        found.append(best)
+        if best:
+            left.remove(best)
+    return found
+
+
+def differing_words(words: Sequence[Word], others: Sequence[Word]) -> set[int]:
+    """The places of the words that the others don't have alike."""
+    one, two = [word.text for word in words], [word.text for word in others]
+    if len(one) == len(two):
+        return {at for at in range(len(one)) if one[at] != two[at]}
+    if len(one) + len(two) > MOST_WORDS:
+        return set(range(len(one)))
+    blocks = difflib.SequenceMatcher(None, one, two, False).get_matching_blocks()
+    alike = {block.a + i for block in blocks for i in range(block.size)}
+    return set(range(len(one))) - alike
+
+
+def read_trace(text: str) -> list[tuple[int, str]]:
+    """The traced commands, each with its line."""
+    found = list[tuple[int, str]]()
+    for row in text.split("\n")[:MOST_TRACED]:
+        match = re.match(r"\++(\d+)\+(.*)", row)
+        if match:
+            found.append((int(match[1]), re.sub(r"^'\['", "[", match[2])))
+        elif found and len(found[-1][1]) < 2000:
+            found[-1] = (found[-1][0], f"{found[-1][1]}\n{row}")
+    return found
+
+
+def read_command(data: bytes, sent: Mapping[str, str]) -> Command | None:
+    """A record of a stand-in, None where it is torn."""
+    parts = data.decode(errors="replace").split("\0")
+    try:
+        parent, line, count = int(parts[0]), int(parts[1]), int(parts[3])
+    except (ValueError, IndexError):
+        return None
+    words = tuple(Word(text, line) for text in parts[4 : 4 + count])
+    env = dict(part.partition("=")[::2] for part in parts[4 + count :] if "=" in part)
+    hidden = re.compile(r"STANDIN_|(SHLVL|PWD|OLDPWD|_|BASH_ENV|HOME)$")
+    exported = {
+        name: Word(value, line)
+        for name, value in env.items()
+        if not hidden.match(name)
+        and sent.get(name) != value
+        and not (name == "PATH" and OWN_PATH.match(value))
+    }
+    return Command(words, exported, parts[2], line, parent) if len(words) == count else None
+
+
+@dataclass
+class ScriptRun:
+    """What one run gave."""
+
+    commands: list[Command]
+    trace: list[tuple[int, str]]
+    stderr: str
+    stopped: str
+
+
+def starts_program(run: ScriptRun) -> bool:
+    names = ("torchrun", "deepspeed", "accelerate")
+    return any(
+        one.name in names or any(word.text.endswith(".py") for word in one.words)
+        for one in run.commands
+    )
+
+
+def missing_paths(run: ScriptRun) -> tuple[set[str], set[str]]:
+    """Paths that bash didn't find: those of programs, and those of files that it writes."""
+    programs, written = set(), set()
+    for path in re.findall(r"(?m)line \d+: (\S+): No such file or directory$", run.stderr):
+        called = re.compile(rf"(exec )?'?{re.escape(path)}'?( |$)")
+        if not any(called.match(text) for _, text in run.trace):
+            written.add(path)
+        elif "/" in path:
+            programs.add(path)
+    return programs, {path for path in written if "/" in path}

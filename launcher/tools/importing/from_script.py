@@ -1,0 +1,85 @@
+"""A run file of a script that lies on this machine: it is run in a sandbox, and read from that."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from launcher.base.errors import UsageError
+from launcher.tools.importing.commands import Word
+from launcher.tools.importing.manifests import SUFFIXES, as_script
+from launcher.tools.importing.recording import Machine, Recorder, Sandbox
+from launcher.tools.importing.sandbox import ScriptCall
+from launcher.tools.importing.shell_script import Images, ImportResult, imported
+from launcher.tools.importing.starters import Around, batch_lines, variables
+
+LONGEST = 2**18
+"""Characters that a script may have, far more than one that a person wrote."""
+
+
+def import_script(
+    path: Path,
+    text: str,
+    images: Images,
+    sandbox: Sandbox,
+    *,
+    given: Mapping[str, str] | None = None,
+    arguments: tuple[str, ...] = (),
+    nodes: int | None = None,
+    gpus: int | None = None,
+    number: int | None = None,
+) -> ImportResult:
+    """The run file of the script `text` at `path`, called with variables and arguments.
+
+    `nodes` and `gpus` are what it is answered where it asks for them. Raises UsageError where it
+    is no script, starts no program, or has to be stopped before it does.
+    """
+    name = str(path)
+    values = [*arguments, *(given or {}).values()]
+    for what, one in [("the script", text), *(("an argument or value", each) for each in values)]:
+        if any("\ud800" <= char <= "\udfff" for char in one):
+            raise UsageError(f"{name}: {what} isn't UTF-8 text")
+    if "\0" in text:
+        line = text.count("\n", 0, text.index("\0")) + 1
+        raise UsageError(f"{name}:{line}: a null byte: this is no shell script")
+    if len(text) > LONGEST:
+        raise UsageError(f"{name}: more than {LONGEST} characters: this is no training script")
+    whole, cwd, given = path.resolve(), Path.cwd(), dict(given or {})
+    if path.suffix in SUFFIXES:
+        manifest = as_script(text, name)
+        text, nodes = manifest.text, nodes or manifest.nodes
+        given = {**manifest.variables, **given}
+    asked = batch_lines(text)
+    if nodes:
+        asked.counts["nodes"] = Word(str(nodes), 1)
+    if path.suffix in SUFFIXES:  # an operator tells torchrun, by PET_NNODES
+        asked.counts["operator"] = Word(str(nodes), 1)
+    call = ScriptCall(text, whole, cwd, _beside(whole), arguments)
+    recording = Recorder(call, machine(text, asked, nodes, gpus), given, sandbox).record()
+    return imported(
+        recording,
+        asked,
+        name,
+        images,
+        number=number,
+        exists=lambda one: Path(cwd, Path(one).expanduser()).is_file(),
+    )
+
+
+def machine(text: str, asked: Around, nodes: int | None, gpus: int | None) -> Machine:
+    """What a script is answered, by its batch lines and by what is given for it."""
+    counts = {name: int(word.text) for name, word in asked.counts.items() if word.text.isdigit()}
+    several = {"nodes": nodes or counts.get("nodes", 0), "gpus": gpus or counts.get("gpus", 0)}
+    batch = any(mark in text for mark in ("#SBATCH", "#PBS", "#BSUB"))
+    known = variables({**counts, **{name: count for name, count in several.items() if count}})
+    return Machine(
+        max(1, several["nodes"]), several["gpus"], batch, known if batch or nodes else {}
+    )
+
+
+def _beside(path: Path) -> Path:
+    """The folder that a script may read: its checkout, else its own."""
+    for folder in path.parents:
+        if (folder / ".git").exists() and folder not in (Path.home(), Path("/")):
+            return folder
+    return path.parent

@@ -1,0 +1,433 @@
+"""What a script starts, by letting bash run it with stand-ins: each command with its words."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+from launcher.base.errors import UsageError
+from launcher.tools.importing import placeholders
+from launcher.tools.importing.commands import (
+    Command,
+    ScriptRun,
+    Unfollowed,
+    Word,
+    differing_words,
+    missing_paths,
+    read_command,
+    read_trace,
+    starts_program,
+    traced_places,
+    twins_of,
+)
+from launcher.tools.importing.placeholders import (
+    FACTS,
+    MARKS,
+    NUMBERS,
+    Template,
+    names_in,
+    readable,
+    shown,
+    token,
+)
+from launcher.tools.importing.sandbox import Outcome, ScriptCall
+
+HOME = "/home/@home@"
+ASSIGNED = re.compile(r"(?:export |local |declare \S+ )?(\w+)\+?=")
+COUNTED = re.compile(r"\$\{(WORLD_SIZE|\w*NNODES|\w*NUM_NODES|\w*GPUS?\w*|\w*NPROC\w*):?-(\w+)\}")
+"""Counts that are set from outside, with what a script takes where they aren't."""
+MOST_RUNS = 12
+MOST_NAMES = 16
+PER_JOB = (
+    "SLURM_JOB_ID SLURM_JOBID SLURM_JOB_NAME SLURM_JOB_USER SLURM_SUBMIT_DIR SLURM_ARRAY_TASK_ID "
+    "SLURM_JOB_PARTITION SLURM_JOB_ACCOUNT PBS_JOBID PBS_O_WORKDIR PBS_JOBNAME LSB_JOBID JOB_ID"
+).split()
+NODE_LISTS = ("SLURM_JOB_NODELIST", "SLURM_NODELIST")
+DATES = ("2001-01-02 03:04:05", "2031-12-30 23:58:59")
+RANKS = (
+    "SLURM_PROCID SLURM_NODEID SLURM_LOCALID OMPI_COMM_WORLD_RANK OMPI_COMM_WORLD_LOCAL_RANK "
+    "PMI_RANK PMIX_RANK"
+).split()
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What a script is answered where it asks for its machine; no GPUs where that isn't known."""
+
+    nodes: int = 1
+    gpus: int = 0
+    batch: bool = False
+    variables: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Recording:
+    """A script's commands in order, and what else is to be said of it."""
+
+    commands: tuple[Command, ...]
+    told: tuple[Unfollowed, ...] = ()
+
+
+class Sandbox(Protocol):
+    """Where a script is run."""
+
+    def run(self, call: ScriptCall, env: Mapping[str, str]) -> Outcome:
+        """The outcome of the call."""
+
+
+@dataclass(frozen=True)
+class World:
+    """One run of a script: its number, what it is answered, and how far it goes."""
+
+    number: int
+    numeric: frozenset[str] = frozenset()
+    programs: frozenset[str] = frozenset()
+    written: frozenset[str] = frozenset()
+    beyond: bool = False
+    only: str = ""
+
+
+class Recorder:
+    """Runs one script, as often as it needs to know what depends on what."""
+
+    def __init__(
+        self, call: ScriptCall, machine: Machine, given: Mapping[str, str], sandbox: Sandbox
+    ) -> None:
+        self.call, self.machine, self.given, self.sandbox = call, machine, dict(given), sandbox
+        self.template: Template = placeholders.filled(call.text.replace("\r\n", "\n"))
+        needed, self.tested = placeholders.unset_variables(call.text)
+        known = {*machine.variables, *given}
+        known |= {*PER_JOB, *RANKS, *NODE_LISTS, "PBS_NODEFILE"} if machine.batch else set()
+        self.names = [name for name in needed if name not in known]
+        self.tested = [name for name in self.tested if name not in known]
+        self.told: list[Unfollowed] = []
+
+    def record(self) -> Recording:
+        """The recording. Raises UsageError where the script had to be stopped before a start."""
+        world, run = self._first(World(1))
+        if not starts_program(run) and not run.stopped:
+            further, beyond = self._first(replace(world, beyond=True))
+            if starts_program(beyond):
+                world, run = further, beyond
+                self._tell_exits(run)
+        if run.stopped and not run.commands:
+            raise UsageError(f"{self.call.path}: {run.stopped}, and nothing was started before")
+        if run.stopped:
+            self.told.append(Unfollowed(run.commands[-1].line, f"{run.stopped}: stopped there"))
+        other = self._run(replace(world, number=2))
+        self._tell_decisions(run, other)
+        self._tell_files(run)
+        self._tell_defaults()
+        commands = self._compared(run, other, world)
+        return Recording(tuple(commands), tuple(dict.fromkeys(self.told)))
+
+    def _first(self, world: World) -> tuple[World, ScriptRun]:
+        """A run in which values are numbers where they must be, and programs are there."""
+        for _ in range(MOST_RUNS):
+            run = self._run(world)
+            numeric = placeholders.to_numbers(run.stderr, run.trace)
+            programs, written = missing_paths(run)
+            undecided = self._undecided(run)
+            further = replace(
+                world,
+                numeric=world.numeric | numeric,
+                programs=world.programs | programs,
+                written=world.written | written,
+            )
+            if run.stopped or (further == world and not undecided):
+                break
+            self.names += undecided
+            world = further
+        return world, run
+
+    def _undecided(self, run: ScriptRun) -> list[str]:
+        """Variables that are set in what was passed over by a test of what isn't known, alone."""
+        text = self.template.text
+        assigned = {match[1] for _, row in run.trace if (match := ASSIGNED.match(row))}
+        found = dict[str, str]()
+        tainted = {*self.names}
+        for line, row in run.trace:
+            match = ASSIGNED.match(row)
+            if match and (names_in(row) or match[1] in tainted):
+                tainted.add(match[1])
+            if not re.match(r"\[\[? |test |\(\( |case ", row):
+                continue
+            source = self._row(line)
+            asked = {m[1] or m[2] for m in placeholders.READ.finditer(source)} & tainted
+            arguments = {shown(one, {}) for one in names_in(row)} or asked
+            if not arguments:
+                continue
+            for name in placeholders.set_in_block(text, line) - assigned - {*self.names, *found}:
+                found[name] = ", ".join(sorted(arguments))
+        labels = {n: f"{n}, which {by} decides" for n, by in found.items()}
+        self.template = replace(self.template, labels={**self.template.labels, **labels})
+        return [name for name in found if name not in self.given]
+
+    def _run(self, world: World) -> ScriptRun:
+        text = self.template.text
+        if world.number == 2:
+            text = text.replace("@1@", "@22@")
+        # A trace goes on, and where it is read beyond its end, no failure ends it.
+        text = re.sub(r"(?m)^(\s*set [+-])([a-zA-Z]*x[a-zA-Z]*)", _without("x"), text)
+        if world.beyond:
+            text = re.sub(r"(?m)^(\s*set -)([a-zA-Z]*e[a-zA-Z]*)", _without("e"), text)
+        arguments = self.call.arguments
+        if not arguments:
+            count = placeholders.count_arguments(self.template.text)
+            arguments = tuple(
+                "" if placeholders.has_default(text, number) else self._value(f"ARG{number}", world)
+                for number in range(1, count + 1)
+            )
+        outcome = self.sandbox.run(
+            replace(self.call, text=text, arguments=arguments), self._environment(world)
+        )
+        return self._read(outcome, world)
+
+    def _value(self, name: str, world: World) -> str:
+        number = world.number if world.only in ("", name) else 1
+        if name in world.numeric:
+            return NUMBERS[number - 1]
+        return token(name, number)
+
+    def _environment(self, world: World) -> dict[str, str]:
+        def second(name: str) -> bool:
+            return world.number == 2 and world.only in ("", name)
+
+        machine = self.machine
+        gpus = machine.gpus or (4 if second("GPUS") else 8)
+        answers = {
+            "HOME": HOME,
+            "USER": self._value("USER", world),
+            "LOGNAME": self._value("USER", world),
+            "LANG": "C.UTF-8",
+            "STANDIN_PROGRAMS": _other_tokens(" ".join(sorted(world.programs)), second("")),
+            "STANDIN_WRITTEN": _other_tokens(" ".join(sorted(world.written)), second("")),
+            "STANDIN_WORLD": MARKS[second("")],
+            "STANDIN_NUMBERS": " ".join(sorted(world.numeric)),
+            "STANDIN_NUMBER": NUMBERS[second("OUT")],
+            "STANDIN_NODES": str(machine.nodes),
+            "STANDIN_GPUS": str(gpus),
+            "STANDIN_HOST": "host" if second("HOST") else "node",
+            "STANDIN_DATE": DATES[second("DATE")],
+            "STANDIN_BEYOND": "1" if world.beyond else "",
+        }
+        jobs = dict[str, str]()
+        if machine.batch:
+            jobs = {name: self._value(name, world) for name in PER_JOB}
+            jobs |= dict.fromkeys(RANKS, "1" if world.only == "RANK" else "0")
+            jobs |= {
+                name: str(4242421 + second("SLURM_JOB_ID"))
+                for name in jobs
+                if re.search("JOB_?ID", name)
+            }
+            jobs |= dict.fromkeys(NODE_LISTS, f"{answers['STANDIN_HOST']}-[0-{machine.nodes - 1}]")
+            jobs["PBS_NODEFILE"] = "/run/records/nodes"
+        names = {name: self._value(name, world) for name in self.names}
+        return {**answers, **jobs, **machine.variables, **names, **self.given}
+
+    def _read(self, outcome: Outcome, world: World) -> ScriptRun:
+        sent = self._environment(world)
+        commands = []
+        for number in sorted(int(name) for name in outcome.files if name.isdigit()):
+            command = read_command(outcome.files[str(number)], sent)
+            if command:
+                commands.append(command)
+        trace = read_trace(outcome.files.get("trace", b"").decode(errors="replace"))
+        stderr = outcome.files.get("stderr", b"").decode(errors="replace")
+        return ScriptRun(commands, trace, stderr, outcome.stopped)
+
+    # What depends on what
+
+    def _compared(self, run: ScriptRun, other: ScriptRun, world: World) -> list[Command]:
+        """The run's commands, each word marked that depends on what isn't known."""
+        if len(run.commands) != len(other.commands):
+            self.told.append(Unfollowed(1, "how many commands it runs depends on what isn't given"))
+        twins = twins_of(run.commands, other.commands)
+        differing = [
+            differing_words(one.words, twin.words if twin else ())
+            for one, twin in zip(run.commands, twins, strict=True)
+        ]
+        causes = self._causes(run, world, differing)
+        ranked = self._ranked(run, world, differing, causes)
+        found = []
+        for number, (command, twin) in enumerate(zip(run.commands, twins, strict=True)):
+            words = list(command.words)
+            for at, word in enumerate(words):
+                reason, text = "", word.text
+                if at in differing[number] or placeholders.PART.search(text):
+                    names = names_in(text) or causes.get((number, at), [])
+                    labels = [shown(name, self.template.labels) for name in names if name]
+                    reason = ", ".join(labels) or "what isn't the same each time"
+                    text = readable(text, self.template.labels)
+                words[at] = Word(self._path(text), self._line(words, at, command.line), reason)
+            env = self._marked_env(command, twin, ranked[number])
+            found.append(replace(command, words=tuple(words), env=env, cwd=self._path(command.cwd)))
+        return found
+
+    def _ranked(
+        self,
+        run: ScriptRun,
+        world: World,
+        differing: list[set[int]],
+        causes: dict[tuple[int, int], list[str]],
+    ) -> Sequence[Command | None]:
+        """The commands as another node runs them; the words that are another there are marked."""
+        if not self.machine.batch:
+            return [None] * len(run.commands)
+        there = self._run(replace(world, number=2, only="RANK"))
+        twins = twins_of(run.commands, there.commands)
+        for number, twin in enumerate(twins):
+            for at in differing_words(run.commands[number].words, twin.words) if twin else ():
+                differing[number].add(at)
+                causes.setdefault((number, at), ["RANK"])
+        return twins
+
+    def _causes(
+        self, run: ScriptRun, world: World, differing: Sequence[set[int]]
+    ) -> dict[tuple[int, int], list[str]]:
+        """What each word depends on that differs and shows no name: one value is another, each."""
+        open_ = {
+            (number, at)
+            for number, places in enumerate(differing)
+            for at in places
+            if not names_in(run.commands[number].words[at].text)
+        }
+        causes = dict[tuple[int, int], list[str]]()
+        names = ["", "SLURM_JOB_ID", "DATE", "GPUS", "HOST", *world.numeric, *self.names, "OUT"]
+        for name in list(dict.fromkeys(names))[:MOST_NAMES]:
+            if not open_ - {*causes}:
+                break
+            # The same world once more, first: what differs then isn't the same each time.
+            again = replace(world, number=2 if name else 1, only=name)
+            twins = twins_of(run.commands, self._run(again).commands)
+            for number, at in open_ - {one for one, why in causes.items() if why == [""]}:
+                command, twin = run.commands[number], twins[number]
+                if at in differing_words(command.words, twin.words if twin else ()):
+                    causes.setdefault((number, at), []).append(name)
+        return causes
+
+    def _marked_env(
+        self, command: Command, twin: Command | None, ranked: Command | None
+    ) -> dict[str, Word]:
+        found = {}
+        for name, word in command.env.items():
+            same = twin is not None and name in twin.env and twin.env[name].text == word.text
+            names = [shown(one, self.template.labels) for one in names_in(word.text)]
+            reason = "" if same and not placeholders.PART.search(word.text) else ", ".join(names)
+            reason = reason or ("" if same else "what isn't the same each time")
+            if ranked and name in ranked.env and ranked.env[name].text != word.text:
+                reason = reason or FACTS["RANK"]
+            text = self._path(readable(word.text, self.template.labels))
+            found[name] = Word(text, self._named_line(name, command.line), reason)
+        return found
+
+    def _path(self, text: str) -> str:
+        """A text with paths as the launcher takes them: relative ones from where it is started."""
+        text = text.replace(HOME, "~").replace("/run/beside", str(self.call.folder))
+        for folder in {str(self.call.cwd), str(self.call.folder)} - {"/"}:
+            inside = rf"(?<![\w.-]){re.escape(folder)}(/[^\s:;,'\"]+)?(?![\w.-])"
+            text = re.sub(inside, self._relative, text)
+        return text
+
+    def _relative(self, path: re.Match[str]) -> str:
+        short = os.path.relpath(path[0], self.call.cwd)
+        return short if short.startswith(".") else f"./{short}"
+
+    def _line(self, words: list[Word], at: int, line: int) -> int:
+        """The script's line that an option stands on, its values with it."""
+        while at and not words[at].text.startswith("--"):
+            at -= 1
+        return self._named_line(words[at].text.partition("=")[0], line) if at else line
+
+    def _named_line(self, name: str, line: int) -> int:
+        pattern = re.compile(rf"(?<![\w-]){re.escape(name)}(?![\w-])")
+        rows = enumerate(self.call.text.splitlines(), 1)
+        found = [n for n, row in rows if pattern.search(row) and not row.lstrip().startswith("#")]
+        return max((n for n in found if n <= line), default=found[0] if found else line)
+
+    # What is said of a run
+
+    def _tell_exits(self, run: ScriptRun) -> None:
+        for line, text in run.trace:
+            if re.match(r"exit\b", text):
+                self.told.append(
+                    Unfollowed(line, f"{text}: passed over, as nothing was started yet")
+                )
+                return
+        self.told.append(Unfollowed(1, "it ends after a failure here: that is passed over"))
+
+    def _tell_decisions(self, run: ScriptRun, other: ScriptRun) -> None:
+        """Say which tests are decided by what isn't given, or by files that aren't here."""
+        tainted, seen = {*self.names}, set[int]()
+        twins = dict(
+            zip(traced_places(other.trace), (text for _, text in other.trace), strict=True)
+        )
+        for place, (line, text) in zip(traced_places(run.trace), run.trace, strict=True):
+            differs = twins.get(place, text) != text or bool(placeholders.PART.search(text))
+            assigned = ASSIGNED.match(text)
+            if assigned and differs:
+                tainted.add(assigned[1])
+            if line in seen:
+                continue
+            row = self._row(line)
+            if re.match(r"case .* in$", text):
+                differs = any(name in tainted for name, *_ in placeholders.READ.findall(text))
+            elif not re.match(r"\[\[? |test |\(\( ", text):
+                continue
+            unset = next((n for n in self.tested if re.search(rf"\b{n}\b", row)), "")
+            missing = re.search(r"-[defrsxL] (/\S+|'/[^']+')", text)
+            if differs:
+                read = [m[1] or m[2] for m in placeholders.READ.finditer(row)]
+                named = names_in(text) or [name for name in read if name in tainted]
+                names = [shown(n, self.template.labels) for n in dict.fromkeys(named)]
+                what = ", ".join(names) or "what isn't given"
+                self.told.append(Unfollowed(line, f"{row[:60]}: decided by {what}"))
+            elif unset:
+                self.told.append(Unfollowed(line, f"{row[:60]}: {unset} is taken as not set"))
+            elif missing and not missing[1].strip("'").startswith(str(self.call.folder)):
+                self.told.append(
+                    Unfollowed(line, f"{row[:60]}: {missing[1]} is taken as not there")
+                )
+            else:
+                continue
+            seen.add(line)
+
+    def _tell_files(self, run: ScriptRun) -> None:
+        """Say which files it reads further lines from that aren't here, and what bash refuses."""
+        for match in re.finditer(r"(?m)line (\d+): (syntax error.*)$", run.stderr):
+            self.told.append(Unfollowed(int(match[1]), f"bash says: {match[2]}"))
+        for match in re.finditer(r"line (\d+): (\S+): No such file or directory", run.stderr):
+            row = self._row(int(match[1]))
+            if re.match(r"\s*(source|\.)\s", row):
+                path = readable(match[2], self.template.labels)
+                what = f"{path} isn't here: what it sets isn't known"
+                self.told.append(Unfollowed(int(match[1]), what))
+
+    def _tell_defaults(self) -> None:
+        """Say which counts have a default in the script because a cluster sets them elsewhere."""
+        for line, row in enumerate(self.call.text.splitlines(), 1):
+            for name, default in COUNTED.findall(row.partition("#")[0]):
+                if name not in self.given and name not in self.machine.variables and default:
+                    self.told.append(Unfollowed(line, f"{name} isn't given: {default} is taken"))
+
+    def _row(self, line: int) -> str:
+        rows = self.call.text.splitlines()
+        return rows[line - 1].strip() if 0 < line <= len(rows) else ""
+
+
+def _without(letter: str) -> Callable[[re.Match[str]], str]:
+    """A replacement that takes a letter out of set's options."""
+
+    def replaced(match: re.Match[str]) -> str:
+        left = match[2].replace(letter, "")
+        return f"{match[1]}{left}" if left else re.sub(r"set .*", ":", match[1])
+
+    return replaced
+
+
+def _other_tokens(text: str, second: bool) -> str:
+    """The text with the tokens of the second world, where it is that."""
+    return text.replace("@1@", "@22@") if second else text

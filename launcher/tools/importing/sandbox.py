@@ -1,0 +1,358 @@
+"""Runs a script with stand-ins where it can change nothing, within bounds."""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import select
+import shutil
+import signal
+import subprocess
+import tarfile
+import tempfile
+import time
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from launcher.base.errors import LauncherError, UsageError
+
+STANDIN = Path(__file__).parent / "standin"
+SECONDS = 10
+MEMORY = 1_000_000_000
+PROCESSES = 300
+OUTPUT = 40_000_000
+MOST_IMAGES = 12
+DISK = 64 * 2**20
+SYSTEM = ("/bin", "/sbin", "/lib", "/lib64", "/etc/alternatives", "/etc/ld.so.cache")
+INSIDE = "/run/standin"
+"""Where the stand-ins lie in a sandbox."""
+
+
+STANDINS = (
+    "srun sbatch salloc mpirun mpiexec torchrun deepspeed accelerate docker podman nerdctl "
+    "apptainer singularity enroot ssh pdsh clush nsys ncu numactl ray python python2 python3 "
+    "python3.8 python3.9 python3.10 python3.11 python3.12 timeout taskset sudo jsrun flux aprun "
+    "nvidia-smi rocm-smi scontrol squeue scancel sacct hostname nproc whoami logname date module "
+    "conda mamba source-env pip pip3 uv poetry wget curl git apt apt-get yum dnf rm rmdir mv cp ln "
+    "chmod chown dd tar unzip gzip rsync scp make cmake nvcc gcc kill pkill killall sleep mkdir "
+    "touch tee wandb huggingface-cli hf aws gsutil s3cmd kubectl systemctl service mount umount "
+    "ip ifconfig ibstat modprobe sysctl tmux screen ls find cat jq head tail wc stat grep awk sed "
+    "sort cut realpath readlink nc reboot shutdown crontab at"
+).split()
+"""What has a stand-in: all that starts, copies, removes, or tells of the machine."""
+
+
+@dataclass(frozen=True)
+class ScriptCall:
+    """A script with its text, called in `cwd`. `folder` is what it may read beside itself."""
+
+    text: str
+    path: Path
+    cwd: Path
+    folder: Path
+    arguments: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The files that the stand-ins wrote by their names, and why the script was stopped, if so."""
+
+    files: dict[str, bytes]
+    stopped: str = ""
+
+
+class Bubblewrap:
+    """Runs scripts by `bwrap`: no network, the host's /usr and the script's folder read-only."""
+
+    def __init__(self, program: str = "bwrap") -> None:
+        self.program = program
+
+    def unsupported(self) -> str:
+        """Why it can't be used here, "" where it can."""
+        if not shutil.which(self.program):
+            return "bubblewrap isn't installed"
+        done = subprocess.run(
+            [*self._walls(), "/bin/bash", "-c", "type timeout tar"],
+            env={"PATH": "/usr/bin:/bin"},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        return done.stderr.strip()[:200] if done.returncode else ""
+
+    def run(self, call: ScriptCall, env: Mapping[str, str]) -> Outcome:
+        """The outcome of the call; nothing outside the sandbox is changed."""
+        with _open_bytes(call.text.encode("utf-8", "surrogateescape")) as text:
+            folder, path = str(call.folder), str(call.path)
+            argv = [*self._walls(), "--ro-bind", folder, "/run/beside"]
+            argv += ["--ro-bind-data", str(text), f"{INSIDE}/script"]
+            argv += ["--ro-bind", str(STANDIN / "driver"), f"{INSIDE}/driver"]
+            argv += ["--ro-bind", str(STANDIN / "standin"), f"{INSIDE}/standin"]
+            argv += ["--ro-bind", str(STANDIN / "prelude.sh"), f"{INSIDE}/prelude.sh"]
+            for name in STANDINS:
+                argv += ["--symlink", "../standin", f"{INSIDE}/bin/{name}"]
+            argv += [f"{INSIDE}/driver", str(SECONDS), str(call.cwd), path, *call.arguments]
+            places = {
+                "STANDIN_FOLDER": INSIDE,
+                "STANDIN_BESIDE": folder,
+                "STANDIN_RECORDS": "/run/records",
+                "PATH": "/usr/local/bin:/usr/bin:/bin",
+            }
+            return _bounded(argv, {**env, **places}, keep=(text,))
+
+    def _walls(self) -> list[str]:
+        argv = [self.program, "--unshare-all", "--unshare-user", "--uid", "1000", "--gid", "1000"]
+        argv += ["--cap-drop", "ALL", "--die-with-parent", "--new-session"]
+        asked = [self.program, "--version"]
+        told = subprocess.run(asked, capture_output=True, text=True, check=False)
+        version = [int(part) for part in re.findall(r"\d+", told.stdout)[:2]]
+        if version >= [0, 8]:
+            argv += ["--disable-userns", "--size", str(DISK)]
+        argv += ["--tmpfs", "/", "--ro-bind", "/usr", "/usr"]
+        for path in filter(os.path.lexists, SYSTEM):
+            linked = os.path.islink(path)
+            argv += ["--symlink", os.readlink(path), path] if linked else ["--ro-bind", path, path]
+        argv += ["--dir", "/tmp"]  # noqa: S108 - the sandbox's own
+        return [*argv, "--proc", "/proc", "--dev", "/dev", "--remount-ro", "/dev"]
+
+
+class Trusted:
+    """Runs scripts on this machine with the stand-ins alone: what bash itself writes is written."""
+
+    def unsupported(self) -> str:
+        """ "" always."""
+        return ""
+
+    def run(self, call: ScriptCall, env: Mapping[str, str]) -> Outcome:
+        """The outcome of the call."""
+        with tempfile.TemporaryDirectory(prefix="launcher-import-") as folder:
+            for name in ("driver", "standin", "prelude.sh"):
+                shutil.copy(STANDIN / name, folder)
+            Path(folder, "bin").mkdir()
+            for name in STANDINS:
+                Path(folder, "bin", name).symlink_to("../standin")
+            path = call.path
+            if path.read_text(encoding="utf-8") != call.text:
+                path = Path(folder, call.path.name)
+                path.write_text(call.text, encoding="utf-8")
+            argv = [f"{folder}/driver", str(SECONDS), str(call.cwd), str(path), *call.arguments]
+            places = {
+                "STANDIN_FOLDER": folder,
+                "STANDIN_RECORDS": f"{folder}/records",
+                "STANDIN_TRUST": "1",
+                "STANDIN_PROGRAMS": "",
+                "STANDIN_WRITTEN": "",
+                "HOME": f"{folder}/home",
+                "PATH": os.environ.get("PATH", "/usr/bin:/bin"),
+            }
+            return _bounded(argv, {**env, **places})
+
+
+def find_sandbox(*, trust: bool = False) -> Bubblewrap | Trusted | Container:
+    """The sandbox that works here; with `trust`, none. Raises UsageError where there is none."""
+    if trust:
+        return Trusted()
+    reasons = []
+    for make in (Bubblewrap, _fetched, Container):
+        try:
+            box = make()
+            why = box.unsupported()
+        except LauncherError as error:
+            why = error.problem
+        if not why:
+            return box
+        reasons.append(why)
+    raise UsageError(
+        f"a script is run in a sandbox, and there is none: {'; '.join(dict.fromkeys(reasons))}",
+        "Install bubblewrap, or run it with --trust: what bash itself writes is then written.",
+    )
+
+
+def _fetched() -> Bubblewrap:
+    """bubblewrap from the distribution's package, in the cache: nothing is installed."""
+    from launcher.base.settings import settings
+    from launcher.images.engine.private import packages
+
+    folder = packages.unpack(settings().cache / "bubblewrap", ["bubblewrap"])
+    return Bubblewrap(str(folder / "usr/bin/bwrap"))
+
+
+class Container:
+    """Runs scripts in a container of the engine: an image of this machine that has bash."""
+
+    def __init__(self) -> None:
+        self.image = ""
+
+    def unsupported(self) -> str:
+        """Why it can't be used here, "" where it can."""
+        if not shutil.which("docker"):
+            return "no docker"
+        listed = subprocess.run(
+            ["docker", "images", "--format", "{{.Repository}}:{{.Tag}}"],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if listed.returncode:
+            return "no container engine answers"
+        having = re.compile(r"pytorch|megatron|debian|ubuntu|python|launchpad")
+        for image in [one for one in listed.stdout.split() if having.search(one)][:MOST_IMAGES]:
+            tried = ["docker", "run", "--rm", "--network", "none", "--pull", "never"]
+            tried += ["--entrypoint", "/bin/bash", image, "-pc", "type tar timeout find"]
+            if not subprocess.run(tried, capture_output=True, check=False).returncode:
+                self.image = image
+                return ""
+        return "no image with bash is here"
+
+    def run(self, call: ScriptCall, env: Mapping[str, str]) -> Outcome:
+        """The outcome of the call; what lies beside the script is seen where the engine sees it."""
+        places = {"STANDIN_FOLDER": INSIDE, "STANDIN_RECORDS": "/run/records"}
+        places |= {"STANDIN_PROGRAMS": "", "STANDIN_BESIDE": str(call.folder)}
+        roots = {f"/{Path(path).parts[1]}" for path in (call.cwd, call.folder) if path != Path("/")}
+        writable = {"/run", "/tmp", "/home", *roots}  # noqa: S108 - the container's own
+        name = f"launcher-import-{uuid.uuid4().hex}"
+        argv = [
+            "docker",
+            "run",
+            "--rm",
+            "--name",
+            name,
+            "--interactive",
+            "--network",
+            "none",
+            "--read-only",
+        ]
+        argv += ["--user", "1000:1000", "--cap-drop", "ALL", "--security-opt", "no-new-privileges"]
+        argv += ["--memory", str(MEMORY), "--pids-limit", str(PROCESSES), "--pull", "never"]
+        for place in sorted(writable):
+            argv += ["--tmpfs", f"{place}:exec,uid=1000,gid=1000,mode=755,size={DISK}"]
+        argv += ["--volume", f"{call.folder}:/run/beside:ro", "--entrypoint", "/bin/bash"]
+        for key, value in {**env, **places}.items():
+            argv += ["--env", f"{key}={value}"]
+        start = f'mkdir {INSIDE} && cd {INSIDE} && tar xf - && exec ./driver "$@"'
+        argv += [self.image, "-pc", start, "bash", str(SECONDS), str(call.cwd), str(call.path)]
+        outer = {
+            name: os.environ[name] for name in ("PATH", "HOME", "DOCKER_HOST") if name in os.environ
+        }
+        with _open_bytes(_packed(call.text)) as archive:
+            return _bounded([*argv, *call.arguments], outer, stdin=archive)
+
+
+def _packed(text: str) -> bytes:
+    """The stand-ins and a script as a tar archive."""
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w") as archive:
+        for name in ("driver", "standin", "prelude.sh"):
+            archive.add(STANDIN / name, name)
+        for name in STANDINS:
+            link = tarfile.TarInfo(f"bin/{name}")
+            link.type, link.linkname = tarfile.SYMTYPE, "../standin"
+            archive.addfile(link)
+        data = text.encode("utf-8", "surrogateescape")
+        member = tarfile.TarInfo("script")
+        member.size = len(data)
+        archive.addfile(member, io.BytesIO(data))
+    return packed.getvalue()
+
+
+@contextmanager
+def _open_bytes(data: bytes) -> Iterator[int]:
+    """A file descriptor to read the data from."""
+    with tempfile.TemporaryFile() as file:
+        file.write(data)
+        file.flush()
+        file.seek(0)
+        yield file.fileno()
+
+
+def _bounded(
+    argv: list[str],
+    env: Mapping[str, str],
+    keep: tuple[int, ...] = (),
+    stdin: int = subprocess.DEVNULL,
+) -> Outcome:
+    """What the command prints as a tar archive, within all bounds."""
+    nothing = subprocess.DEVNULL
+    with subprocess.Popen(
+        argv, env=dict(env), stdin=stdin, stdout=subprocess.PIPE, stderr=nothing, pass_fds=keep,
+        start_new_session=True,
+    ) as process:  # fmt: skip
+        assert process.stdout
+        got, stopped = bytearray(), ""
+        end = time.monotonic() + SECONDS + 5
+        while not (stopped := _over(process.pid, end, len(got))):
+            if select.select([process.stdout], [], [], 0.05)[0]:
+                part = os.read(process.stdout.fileno(), 2**16)
+                if not part:
+                    break
+                got += part
+        _end(process)
+    files = _files(bytes(got)) if not stopped else {}
+    if files.get("code", b"").strip() in (b"124", b"137"):
+        stopped = f"it didn't end in {SECONDS} seconds"
+    return Outcome(files, stopped)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End the process and all below it; a sandbox has gone with the first process in it."""
+    for child in _children(process.pid):
+        with suppress(ProcessLookupError):
+            os.kill(child, signal.SIGKILL)
+    try:
+        process.wait(5)
+    except subprocess.TimeoutExpired:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+def _over(pid: int, end: float, output: int) -> str:
+    """The bound that is passed, "" for none."""
+    family = _family(pid)
+    if time.monotonic() > end:
+        return f"it didn't end in {SECONDS} seconds"
+    if output > OUTPUT:
+        return f"it printed more than {OUTPUT} bytes"
+    if len(family) > PROCESSES:
+        return f"it started more than {PROCESSES} processes"
+    if sum(map(_resident, family)) > MEMORY:
+        return f"it took more than {MEMORY} bytes of memory"
+    return ""
+
+
+def _family(pid: int) -> list[int]:
+    """The process and all below it, as far as counts."""
+    found = [pid]
+    for one in found:
+        found += _children(one)
+        if len(found) > PROCESSES:
+            break
+    return found
+
+
+def _children(pid: int) -> list[int]:
+    try:
+        return [*map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())]
+    except OSError:
+        return []
+
+
+def _resident(pid: int) -> int:
+    try:
+        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, IndexError):
+        return 0
+
+
+def _files(archive: bytes) -> dict[str, bytes]:
+    """The regular files of a tar archive by name; {} of what is none."""
+    try:
+        with tarfile.open(fileobj=io.BytesIO(archive), mode="r:") as opened:
+            members = [one for one in opened if one.isfile() and not one.issparse()]
+            read = {one.name.removeprefix("./"): opened.extractfile(one) for one in members}
+            return {name: file.read() for name, file in read.items() if file}
+    except tarfile.TarError:
+        return {}

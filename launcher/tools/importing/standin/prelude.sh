@@ -1,0 +1,31 @@
+#!/bin/bash
+# Every bash of a recorded script reads this first (BASH_ENV). It traces each command with its line,
+# which the stand-ins get as STANDIN_LINE; lines of `bash -c` count from where it stands.
+export STANDIN_LINE
+STANDIN_BASE=0
+if [ -n "${BASH_EXECUTION_STRING+x}" ]; then
+  STANDIN_BASE=$((${STANDIN_LINE:-1} - 1))
+elif [ "$0" = bash ] || [ "$0" = sh ]; then
+  STANDIN_BASE=${STANDIN_LINE:-0}
+fi
+
+# A folder that isn't here is made, in a sandbox, so that relative paths stay what they are.
+cd() {
+  builtin cd "$@" 2>/dev/null && return 0
+  [ -n "$STANDIN_TRUST" ] || /bin/mkdir -p -- "${!#}" 2>/dev/null
+  builtin cd -- "${!#}" 2>/dev/null || return 0
+}
+
+# Where nothing was started before the script ended itself, it is read once more beyond that.
+if [ -n "$STANDIN_BEYOND" ]; then
+  exit() { return 0; }
+fi
+
+command_not_found_handle() {
+  "$STANDIN_FOLDER/standin" --as "$@"
+}
+
+exec 9>>"$STANDIN_RECORDS/trace"
+BASH_XTRACEFD=9
+PS4='+$((STANDIN_LINE=STANDIN_BASE+LINENO))+'
+set -x

@@ -1,0 +1,129 @@
+"""What a script may do where it is recorded: nothing outside, and not for long."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from launcher.base.errors import UsageError
+from launcher.tools.importing import sandbox
+from launcher.tools.importing.from_script import import_script
+from tests.tools.importing.conftest import IMAGES, sandbox_here
+
+HOSTILE = (Path(__file__).parent / "hostile.txt").read_text(encoding="utf-8").splitlines()
+LAST = "torchrun pretrain_gpt.py --num-layers 2\n"
+
+
+def tree(folder: Path) -> dict[str, tuple[int, bytes]]:
+    """All that a folder holds, with modes and contents."""
+    return {
+        str(path.relative_to(folder)): (path.lstat().st_mode, path.read_bytes())
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() or path.is_symlink()
+    }
+
+
+@pytest.mark.parametrize("line", HOSTILE, ids=[f"line{n}" for n in range(1, len(HOSTILE) + 1)])
+def test_a_hostile_script_changes_nothing_and_ends(
+    line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A script that is run could remove, write, send or go on for ever."""
+    box = sandbox_here()
+    monkeypatch.setattr(sandbox, "SECONDS", 2)
+    folder = tmp_path / "scripts"
+    folder.mkdir(mode=0o755)
+    (folder / "canary").write_text("kept\n")
+    script = folder / "train.sh"
+    script.write_text(f"#!/bin/bash\nHERE={folder}\n{line}\n{LAST}")
+    monkeypatch.chdir(folder)
+    before, name = tree(tmp_path), os.uname().nodename
+    begun = time.monotonic()
+    try:
+        done = import_script(script, script.read_text(), IMAGES, box)
+    except UsageError as error:
+        assert "train.sh" in str(error)  # it is refused by name
+    else:
+        assert "pretrain_gpt.py" in done.text or done.told
+    assert time.monotonic() - begun < 60
+    assert tree(tmp_path) == before
+    assert os.uname().nodename == name
+    assert not [one for one in running(str(folder)) if one != os.getpid()]
+
+
+def running(mark: str) -> list[int]:
+    """The processes that have the mark in their command line."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            if mark.encode() in path.read_bytes():
+                found.append(int(path.parent.name))
+        except OSError:
+            continue
+    return found
+
+
+def test_a_sandbox_has_no_network_no_environment_and_no_other_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a script could read or reach would be in its output, or gone."""
+    box = sandbox_here()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SECRET_OF_MINE", "abc")
+    (tmp_path / "beside.sh").write_text("LAYERS=3\n")
+    (tmp_path / "far").mkdir()
+    script = tmp_path / "far" / "train.sh"
+    script.write_text(
+        "[ -e /etc/passwd ] && A=--seed || A=\n"
+        "ls /sys/class/net 2>/dev/null | grep -qv lo && A=--seed\n"
+        "[ -e ../beside.sh ] && A=--seed\n"
+        "env | grep SECRET && A=--seed\n"
+        '[ "$(id -u)" = 0 ] && A=--seed\n'
+        "torchrun pretrain_gpt.py --num-layers 2 $A\n"
+    )
+    done = import_script(script, script.read_text(), IMAGES, box)
+    assert "num_layers: 2\n" in done.text
+    assert "seed" not in done.text
+
+
+def test_where_there_is_no_sandbox_a_script_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without one, a script would be run as it is."""
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(UsageError, match="there is none") as caught:
+        sandbox.find_sandbox()
+    assert "--trust" in str(caught.value)
+
+
+def test_with_trust_the_stand_ins_alone_are_between(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its stand-ins keep what starts, copies and removes from this machine."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "canary").write_text("kept")
+    script = tmp_path / "train.sh"
+    script.write_text("rm -rf canary; mkdir new; cp canary b\nX=<x>\nsrun torchrun a.py --seed 1\n")
+    done = import_script(script, script.read_text(), IMAGES, sandbox.find_sandbox(trust=True))
+    assert "seed: 1" in done.text
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["canary", "train.sh"]
+
+
+@pytest.mark.usefixtures("python_image")
+def test_a_container_is_the_second_sandbox(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where there is no bubblewrap, every script would be refused."""
+    box = sandbox.Container()
+    assert box.unsupported() == ""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "common.sh").write_text("LAYERS=3\n")
+    script = tmp_path / "train.sh"
+    script.write_text(
+        ". ./common.sh; rm -rf *; echo x > common.sh; /bin/rm -f common.sh\n"
+        "srun torchrun --nproc_per_node 2 pretrain_gpt.py --num-layers $LAYERS --save $X\n"
+    )
+    done = import_script(script, script.read_text(), IMAGES, box)
+    assert "num_layers: 3\n" in done.text
+    assert "to be given: X (checkpoint.save)" in [left.what for left in done.told]
+    assert (tmp_path / "common.sh").read_text() == "LAYERS=3\n"
