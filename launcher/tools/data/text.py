@@ -112,7 +112,7 @@ def _how_made(prefix: str) -> dict[str, Any] | None:
 
 
 def _upstreams(made: Any, size: int) -> dict[str, Any]:
-    """What upstream's program is told of the tokenizer: its files, or nothing but its size."""
+    """The keys for upstream's program: the tokenizer's files, or its size alone."""
     files = {"vocab_file": "vocab_file", "merge_file": "merge_file", "model": "tokenizer_model"}
     found = {name: made.get(key) for key, name in files.items() if made.get(key)}
     if found and all(Path(path).is_absolute() and Path(path).exists() for path in found.values()):
