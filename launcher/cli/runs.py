@@ -135,8 +135,8 @@ def logs(args: Namespace) -> int:
 
     A line without a time has that of the last one before it.
     """
+    from launcher.runs.follow import lines
     from launcher.runs.follow.live import write
-    from launcher.runs.records import lines
 
     start = lines.parse_since(args.since, _zone(args.run)) if args.since else None
 

@@ -57,20 +57,21 @@ def resumed(text: str, chosen: Backend, overrides: list[Override]) -> tuple[RunR
 
 def _refuse_finished(kept: record.Record, config: RunConfig) -> None:
     """Raise UsageError where the newest checkpoint is the last one: nothing is left to train."""
-    training, save = config.training, config.checkpoint.save
-    if not save or training.train_iters is None:
+    save, last = config.checkpoint.save, resume.last_iteration(config.training)
+    if not save or last is None:
         return
     root = Path(kept.cwd, expanded(save))
     try:
         newest = folders.newest_complete(root, lineage.line(root, kept.run))
     except OSError:  # another user's, or not on this machine
         return
-    if newest and newest.iteration >= training.train_iters:
+    if newest and newest.iteration >= last:
+        key = "train_samples" if config.training.train_iters is None else "train_iters"
+        more = 2 * (getattr(config.training, key) or 0)
         raise UsageError(
             f"run {kept.run} has finished: {newest.folder} is iteration {newest.iteration} of "
-            f"{training.train_iters}",
-            f"To train on: launcher resume {kept.run} --set training.train_iters="
-            f"{2 * newest.iteration}",
+            f"{last}",
+            f"To train on: launcher resume {kept.run} --set training.{key}={more}",
         )
 
 

@@ -23,7 +23,7 @@ BEGINS = re.compile(
 """How the lines that are shortened begin."""
 
 MAY_BEGIN = re.compile(rb"(node-\d+ \| )?\s*(\[[\d :.-]*\]? ?)?([iv][a-z ]*\d*)?")
-"""What such a line may be before it can be told from others."""
+"""What such a line may look like before it is complete."""
 
 BOLD, RED, PLAIN = "\x1b[1m", "\x1b[31m", "\x1b[0m"
 

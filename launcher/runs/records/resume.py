@@ -14,7 +14,7 @@ from launcher.runs.plan.arguments import plain
 from launcher.runs.plan.layout import Layout
 from launcher.runs.plan.model import PADDING
 from launcher.runs.plan.program import SKIP, ProgramKind, program
-from launcher.runs.runfile.config import RunConfig
+from launcher.runs.runfile.config import RunConfig, Training
 from launcher.trainer.gpt.arguments import padded_vocabulary
 
 ONE_STEP = "ckpt_step"
@@ -54,6 +54,14 @@ def from_newest(config: RunConfig) -> RunConfig:
     whole = {"no_load_optim": None, "no_load_rng": None, "finetune": None}
     one_step = {name: None for name in config.megatron_args if plain(name) == ONE_STEP}
     return _with(config, checkpoint={"load": checkpoint.save, **whole}, megatron_args={**one_step})
+
+
+def last_iteration(training: Training) -> int | None:
+    """The iteration that training ends with; None where the run file doesn't say it."""
+    samples, batch = training.train_samples, training.global_batch_size
+    if training.train_iters or not (samples and batch) or training.rampup_batch_size:
+        return training.train_iters
+    return -(-samples // batch)
 
 
 def skipping(config: RunConfig, passed: Collection[int]) -> RunConfig:

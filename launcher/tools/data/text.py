@@ -75,18 +75,21 @@ def tokenized(
 def _as_made(config: RunConfig, origin: Origin) -> TokenizedRun:
     """The run with the tokenizer and vocabulary by which its data files were made.
 
-    They are those of PREFIX.made.json, where the run file says none of its own; a preset's
-    vocabulary is of the preset's own data, and gives way.
+    They are those of PREFIX.made.json, where the run file says none of its own. A preset's
+    vocabulary is of the preset's own data, and gives way; so does one that is too small beside
+    data.mock, whose made-up tokens it is of.
     """
     data, key = config.data, "data.vocab_size"
-    own = data.vocab_size is not None and not origin.is_presets(key)
-    if data.path is None or origin.is_presets("data.path") or own or data.tokenizer_type:
+    if data.path is None or origin.is_presets("data.path") or data.tokenizer_type:
         return TokenizedRun(config)
     parts = data.path if isinstance(data.path, list) else [data.path]
     found = [_how_made(part) for part in parts if isinstance(part, str)]
     size = (found[0] or {}).get("vocab_size")
     tokenizers = [(one or {}).get("tokenizer") for one in found]
     if not isinstance(size, int) or size < 1 or any(one != tokenizers[0] for one in tokenizers):
+        return TokenizedRun(config)
+    mocks = data.mock and key not in origin.overrides and (data.vocab_size or 0) < size
+    if data.vocab_size is not None and not (mocks or origin.is_presets(key)):
         return TokenizedRun(config)
     upstreams = program(config.program).kind is ProgramKind.UPSTREAM
     given = _upstreams(tokenizers[0], size) if upstreams else {"vocab_size": size}
@@ -109,7 +112,7 @@ def _how_made(prefix: str) -> dict[str, Any] | None:
 
 
 def _upstreams(made: Any, size: int) -> dict[str, Any]:
-    """What upstream's program is told of the tokenizer: its files, or nothing but its size."""
+    """The keys for upstream's program: the tokenizer's files, or its size alone."""
     files = {"vocab_file": "vocab_file", "merge_file": "merge_file", "model": "tokenizer_model"}
     found = {name: made.get(key) for key, name in files.items() if made.get(key)}
     if found and all(Path(path).is_absolute() and Path(path).exists() for path in found.values()):

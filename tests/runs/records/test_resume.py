@@ -12,7 +12,7 @@ from launcher.base.errors import UsageError
 from launcher.runs.plan import layout
 from launcher.runs.plan.layout import Layout
 from launcher.runs.records import resume
-from launcher.runs.runfile.config import RunConfig
+from launcher.runs.runfile.config import RunConfig, Training
 from launcher.trainer.gpt.arguments import padded_vocabulary
 
 GIVEN: dict[str, Any] = {"name": "a", "image": "cpu", "gpus": "0"}
@@ -271,3 +271,17 @@ def test_upstreams_programs_are_told_of_another_schedule_and_another_layouts_ran
     saving = {"checkpoint": checkpoint.model_copy(update={"save": "ck"})}
     newest = resume.from_newest(found.config.model_copy(update=saving))
     assert newest.checkpoint.no_load_rng is None
+
+
+@pytest.mark.parametrize(
+    ("given", "last"),
+    [
+        ({"train_iters": 9}, 9),
+        ({"train_samples": 90, "global_batch_size": 8}, 12),
+        ({"train_samples": 90}, None),
+        ({"train_samples": 90, "global_batch_size": 8, "rampup_batch_size": [4, 4, 10]}, None),
+    ],
+)
+def test_the_last_iteration_is_known_by_samples_too(given: dict[str, Any], last: int) -> None:
+    """A run that was given samples was resumed for nothing once it had finished."""
+    assert resume.last_iteration(Training(**given)) == last

@@ -193,6 +193,24 @@ def test_tokenizer_and_vocabulary_are_those_that_made_the_data(
         assert found.config.data.tokenizer_model == str(tmp_path / "t.json")
 
 
+@pytest.mark.parametrize(
+    ("own", "size"),
+    [
+        ("mock: true, vocab_size: 256", 500),
+        ("mock: true, vocab_size: 600", 600),
+        ("mock: false, vocab_size: 256", 256),
+    ],
+)
+def test_the_vocabulary_of_made_up_tokens_gives_way_in_a_file_of_one_s_own(
+    made: Path, tmp_path: Path, own: str, size: int
+) -> None:
+    """What `launcher init` wrote was refused for the preset's 256 in it, once data.path was set."""
+    (tmp_path / "mine.yaml").write_text(f"extends: gpt2\nname: a\ndata: {{{own}}}\n")
+    given = source.load(str(tmp_path / "mine.yaml"), [source.parse_set(f"data.path={made}")])
+    found = text.tokenized(*given, tmp_path, lambda: None)
+    assert found.config.data.vocab_size == size
+
+
 def test_what_is_shown_of_data_is_decoded_by_its_own_tokenizer(made: Path) -> None:
     """`data inspect` took GPT-2's for any."""
     chosen = contents.made_by(contents.open_data(made))

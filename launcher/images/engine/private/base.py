@@ -176,7 +176,7 @@ def write_image(
 
 
 def _bootstrap(layer: Path, recipe: BaseRecipe, cache: Path, say: Say) -> None:
-    """Run mmdebstrap, which writes `layer`, and tell each of its steps."""
+    """Run mmdebstrap, which writes `layer`, and report each of its steps."""
     if not shutil.which("perl"):
         raise EngineError("mmdebstrap needs perl, which isn't installed", "Install perl.")
     root = Path("/")
@@ -201,7 +201,7 @@ def _bootstrap(layer: Path, recipe: BaseRecipe, cache: Path, say: Say) -> None:
 
 
 def _told(argv: Sequence[str], env: Mapping[str, str], say: Say) -> tuple[int, list[str]]:
-    """Run mmdebstrap, telling the steps that it begins; its exit code and its last lines."""
+    """Run mmdebstrap and report the steps that it begins; its exit code and its last lines."""
     last = deque[str](maxlen=12)
     with subprocess.Popen(
         argv, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=env
