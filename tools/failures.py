@@ -20,9 +20,9 @@ or standard input; `--json` is for programs.
 launcher explain slurm-4711.out
 ```
 
-Of several causes in a log, the first one is reported. A line marked with * counts only where no other
-cause is in the log, since ranks also write it when another rank has failed. The last column is what
-keeps it from a run of the launcher, or reports it before the start.
+Of several causes in a log, the first one is reported. A line marked with * counts only where no
+other cause is in the log, since ranks also write it when another rank has failed. The last column
+is what keeps it from a run of the launcher, or reports it before the start.
 """
 TABLE = "| what failed (since) | what mends it | prevented by |\n|---|---|---|\n"
 
