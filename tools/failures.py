@@ -12,31 +12,32 @@ PAGE = Path(__file__).parents[1] / "docs" / "failures.md"
 HEAD = """\
 # Known failures
 
-For people with a failed run: what failed, and what mends it. The end of a failed run names a cause
-of this page. `launcher explain LOG` looks for one in the log of any training, from a file, a run or
-standard input; `--json` is for programs.
+For people with a failed run: what failed, by family, and what mends it. The end of a failed run
+names a cause of this page. `launcher explain` finds one in any training's log, from a run, a file
+or standard input; `--json` is for programs.
 
 ```sh
 launcher explain slurm-4711.out
 ```
 
-Of several in a log, the first reason is the cause. A line marked with * is one only where no reason
-is in the log: ranks write it as well when another one has failed. What is in italics keeps it from
-a run of the launcher, or tells of it before the start.
+Of several causes in a log, the first one is reported. A line marked with * counts only where no
+other cause is in the log, since ranks also write it when another rank has failed. The last column
+is what keeps it from a run of the launcher, or reports it before the start.
 """
+TABLE = "| what failed (since) | what mends it | prevented by |\n|---|---|---|\n"
 
 
 def page() -> str:
     """The whole page."""
     families = groupby(table(), key=lambda known: known.family)
-    parts = (f"\n## {name}\n\n{''.join(map(_row, rows))}" for name, rows in families)
+    parts = (f"\n## {name}\n\n{TABLE}{''.join(map(_row, rows))}" for name, rows in families)
     return HEAD + "".join(parts)
 
 
 def _row(known: Failure) -> str:
     since = "" if known.since == "any" else f" ({known.since})"
-    before = f" (*{known.prevented}*)" if known.prevented else ""
-    return f"- **{known.name}**{'*' * known.follows}{since}: {known.cure}{before}\n"
+    cells = (f"{known.name}{'*' * known.follows}{since}", known.cure, known.prevented or "")
+    return "".join(f"| {cell.replace('|', chr(92) + '|')} " for cell in cells) + "|\n"
 
 
 if __name__ == "__main__":
