@@ -110,13 +110,12 @@ def test_with_trust_the_stand_ins_alone_are_between(
 
 
 @pytest.mark.usefixtures("python_image")
-def test_a_container_is_the_second_sandbox(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_container_is_the_second_sandbox(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where there is no bubblewrap, every script would be refused."""
     box = sandbox.Container()
     assert box.unsupported() == ""
     monkeypatch.chdir(tmp_path)
+    tmp_path.chmod(0o755)  # for its ordinary user
     (tmp_path / "common.sh").write_text("LAYERS=3\n")
     script = tmp_path / "train.sh"
     script.write_text(
