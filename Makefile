@@ -9,7 +9,7 @@ WORKERS := -n 2 --durations=20
 
 .DEFAULT_GOAL := help
 .PHONY: help venv dev demo test test-long image images render check lint drift verify lock compat requirements
-.PHONY: bench clean
+.PHONY: bench docs release clean
 
 help:  ## these targets
 	@sed -n 's/^\([a-z-]*\):.*  ## /\1: /p' Makefile
@@ -29,16 +29,16 @@ test: dev  ## unit, golden-file and end-to-end tests, with a real engine
 test-long: dev  ## repetitions, other releases, other builders, the browser, long searches
 	@HYPOTHESIS_PROFILE=long $(VENV)/bin/python -m pytest -m 'long or hypothesis' $(WORKERS) $(ARGS)
 
-image: venv  ## build one image: make image TAG=24.10 [MEGATRON=0.10.0] [SOURCE=path] [BASE=image] [EXTRAS="hf wandb"]
+image: venv  ## build one image: make image TAG=24.10 [MEGATRON=0.10.0] [SOURCE=path] [BASE=image] [EXTRAS="hf wandb"] [PLATFORM=linux/arm64]
 	@$(RUN) image build $(if $(TAG),$(TAG),$(error TAG is missing: make image TAG=24.10)) \
 	  $(if $(MEGATRON),--megatron $(MEGATRON)) $(if $(SOURCE),--source '$(SOURCE)') \
-	  $(if $(BASE),--base '$(BASE)') $(if $(BUILDER),--builder '$(BUILDER)') \
+	  $(if $(BASE),--base '$(BASE)') $(if $(BUILDER),--builder '$(BUILDER)') $(if $(PLATFORM),--platform '$(PLATFORM)') \
 	  $(if $(EXTRAS),--extras '$(EXTRAS)') $(if $(ARCHITECTURES),--architectures '$(ARCHITECTURES)') $(if $(JOBS),--jobs $(JOBS))
 
 images: venv  ## build the images of all NGC tags: make images [BASE='mirror.example/pytorch:{tag}-py3']
 	@$(RUN) image build --all $(if $(BASE),--base '$(BASE)') $(if $(BUILDER),--builder '$(BUILDER)')
 
-render: venv  ## write images/*/Dockerfile, compose/*.yaml and the table of README.md
+render: venv  ## write images/*/Dockerfile, compose/*.yaml and the tables of README.md and docs/compat.md
 	@$(RUN) matrix render
 
 check: lint drift  ## lint, types, and that what is rendered is what is committed
@@ -76,9 +76,15 @@ requirements: dev  ## write requirements*.txt from pyproject.toml and requiremen
 	@$(COMPILE) pyproject.toml --extra plot -c requirements-data.txt -o requirements-plot.txt
 	@$(COMPILE) pyproject.toml --extra data --extra plot requirements-dev.in -o requirements-dev.txt
 
+docs: dev  ## the pages of docs/ as a site, in build/docs
+	@$(VENV)/bin/python -m sphinx -W --keep-going -q -b html docs build/docs
+
+release: dev  ## wheel and sdist in dist/, checked in an empty folder: make release [TAG=v0.2.0]
+	@$(VENV)/bin/python -m tools.release $(if $(TAG),--tag '$(TAG)')
+
 bench: dev  ## times and ratios beside their goals, from one run
 	@$(VENV)/bin/python -m bench $(ARGS)
 
 clean:  ## remove what these targets made here; the download cache stays
 	@test ! -e .venv/.bootstrap || rm -rf .venv
-	@rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	@rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis build/docs

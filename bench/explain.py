@@ -18,6 +18,11 @@ import yaml
 from bench.measure import ROOT, Figure
 from launcher.runs.records import failures
 
+WATCHED = """
+import resource, subprocess, sys
+subprocess.run(sys.argv[1:], stdout=subprocess.DEVNULL, check=True)
+print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)
+"""
 LINES, RANKS, CAUSES, TURNS = 1_000_000, 64, 10, 5
 
 
@@ -25,7 +30,7 @@ def figures() -> list[Figure]:
     """Causes, planted where nothing else tells of them, that aren't found; the time a GB takes."""
     chance = random.Random(18)  # noqa: S311
     said_of = _said_of()
-    first = [known for known in failures.table() if not known.follows]
+    first = [known for known in failures.table() if known.kind == "cause"]
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "log")
         path.write_text("".join(_aftermath(chance)), encoding="utf-8")
@@ -40,6 +45,7 @@ def figures() -> list[Figure]:
             missed += not there or found[0].failure is not known
         launch = [sys.executable, "-m", "launcher", "explain", str(path)]
         count = ["grep", "-c", "rank17", str(path)]
+        memory = _memory(launch)
         ours, theirs = map(
             min, zip(*[(_cpu(launch), _cpu(count)) for _ in range(TURNS)], strict=True)
         )
@@ -47,6 +53,7 @@ def figures() -> list[Figure]:
         Figure(f"{CAUSES} causes among {LINES:,} lines, not found at theirs", missed, 0, ""),
         Figure("explain, of a GB of them", ours * 1e9 / len(whole), 5, "s"),
         Figure("explain, of grep -c", ours / theirs, 20, "x"),
+        Figure("explain, its memory", memory / 1024, 60, "MB"),
     ]
 
 
@@ -54,6 +61,13 @@ def _said_of() -> dict[str, list[str]]:
     """What is really written, by the name of the known failure."""
     told: dict[str, list[str]] = yaml.safe_load((ROOT / "tests/runs/records/said.yaml").read_text())
     return told
+
+
+def _memory(command: list[str]) -> int:
+    """The most that a command has had, in KiB, seen by a process that is itself small."""
+    watch = [sys.executable, "-c", WATCHED, *command]
+    told = subprocess.run(watch, cwd=ROOT, check=True, capture_output=True, text=True)
+    return int(told.stdout)
 
 
 def _cpu(command: list[str]) -> float:

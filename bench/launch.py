@@ -43,5 +43,5 @@ def figures(client: DockerClient, base: str) -> list[Figure]:
     added = run["launcher"] - run["docker"]
     return [
         Figure("launcher run, beyond docker run of the same container", added, 0.3, "s"),
-        Figure("--help, of `python -c pass`", start["help"] / start["bare"], 10, "x"),
+        Figure("--help, of `python -c pass`", start["help"] / start["bare"], 4, "x"),
     ]

@@ -91,19 +91,23 @@ def engine(site: Settings) -> Iterator[DockerClient]:
         yield client
         with suppress(BlockingIOError):
             fcntl.flock(used, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            tidy(client)
+            tidy(client, images=True)
         if before is None:
             del os.environ["DOCKER_HOST"]
         else:
             os.environ["DOCKER_HOST"] = before
 
 
-def tidy(client: DockerClient) -> None:
-    """Bound what builds leave in an engine of ours: it would fill the user's cache folder."""
+def tidy(client: DockerClient, images: bool = False) -> None:
+    """Bound what builds leave in an engine of ours: it would fill the user's cache folder.
+
+    images: remove images without a name too. Another worker's build has such ones until it ends.
+    """
     from launcher.images.engine.connect import is_private
 
     if is_private(client):
-        client.images.prune()
+        if images:
+            client.images.prune()
         client.api.prune_builds(keep_storage=KEPT_OF_BUILDS)
 
 

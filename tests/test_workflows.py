@@ -51,6 +51,9 @@ if command == ["matrix", "compat"]:
         (folder / "cells").mkdir(parents=True)
         (folder / "cells" / f"{{args[4]}}-{{args[6]}}.json").write_text("a result")
         sys.exit(args[4] in {failing!r})
+if name == "make" and args[:1] == ["release"]:
+    Path("dist").mkdir()
+    Path("dist/a.whl").touch()
 if command == ["matrix", "news"]:
     print("apex, git tags  25.09  new: 26.01")
 if command == ["git"]:
@@ -73,6 +76,8 @@ if command == ["jq"]:
 # Stand for GitHub's own actions: what they do with files, in a folder in place of its servers.
 ACTIONS = {
     "checkout": "true",
+    "upload-pages-artifact": "true",
+    "deploy-pages": "true",
     "upload-artifact": """
         path='${{ inputs.path }}'
         folder=${path%%\\**}  # what is before the first wildcard isn't kept in an artifact
@@ -298,6 +303,8 @@ def test_only_githubs_own_actions_are_used_and_jobs_have_no_rights_but_named_one
     rights = {
         "publish": {"packages", "id-token", "attestations"},
         "news": {"contents", "pull-requests"},
+        "site": {"pages", "id-token"},
+        "release": {"id-token"},
     }
     assert writes == rights.get(name, set())
 
@@ -323,6 +330,26 @@ def test_a_change_is_linted_rendered_again_and_tested(act: Act, event: str) -> N
         ["make", "test"],
     ]
     assert all(known(command) for _, *command in ran.commands)
+
+
+def test_the_site_is_built_before_it_is_published(act: Act) -> None:
+    """Pages with a broken link would replace those that are there."""
+    ran = act("site", "push")
+    assert ran.results == {"build": "success", "publish": "success"}
+    assert ran.of("build") == [["make", "docs"]]
+    assert known(["make", "docs"])
+    assert load("site")["jobs"]["publish"]["needs"] == "build"
+
+
+def test_a_release_by_hand_is_built_and_checked_and_not_published(act: Act) -> None:
+    """Only a tag may reach PyPI, where no file can be replaced."""
+    ran = act("release", "workflow_dispatch")
+    assert ran.results == {"build": "success"}
+    assert ran.of("build") == [["make", "release", "TAG="]]
+    assert known(["make", "release", "TAG="])
+    assert ran.kept() == ["dist/a.whl"]
+    publish = load("release")["jobs"]["publish"]
+    assert (publish["if"], publish["environment"]) == ("github.ref_type == 'tag'", "pypi")
 
 
 @pytest.mark.parametrize(("ci", "user", "code"), [("true", 1000, 1), ("", 1000, 0)])

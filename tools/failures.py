@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import re
 import sys
+from itertools import groupby
 from pathlib import Path
 
 from launcher.runs.records.failures import Failure, table
@@ -12,35 +12,31 @@ PAGE = Path(__file__).parents[1] / "docs" / "failures.md"
 HEAD = """\
 # Known failures
 
-What `launcher explain` names in a log, and what stands at the end of a failed run. It is made of
-`launcher/runs/records/failures.yaml` by `python3 -m tools.failures`; each of its expressions has a
-text that was really written, in `tests/runs/records/said.yaml`. *Before the start* is what prevents
-it or tells of it first; where it says `diagnosed`, the log alone does. Of several causes in a log
-the first to be said is told, but for those of the second table, which ranks write as well when
-another one has failed. *since* is the first release that writes it, as the sources tell; where it
-is empty, all do that the matrix has.
+For people with a failed run: what failed, and what mends it. The end of a failed run names a cause
+of this page. `launcher explain LOG` looks for one in the log of any training, from a file, a run or
+standard input; `--json` is for programs.
 
+```sh
+launcher explain slurm-4711.out
+```
+
+Of several in a log, the first reason is the cause. A line marked with * is one only where no reason
+is in the log: ranks write it as well when another one has failed. What is in italics keeps it from
+a run of the launcher, or tells of it before the start.
 """
-TABLE = (
-    "| what failed | what mends it | before the start | since | seen in |\n|---|---|---|---|---|\n"
-)
-FOLLOWS = "\n## What may follow from another failure\n\n"
-REPORT = re.compile(r"\b([\w.-]+/[\w.-]+)#(\d+)")
 
 
 def page() -> str:
     """The whole page."""
-    first = "".join(_row(known) for known in table() if not known.follows)
-    after = "".join(_row(known) for known in table() if known.follows)
-    return f"{HEAD}{TABLE}{first}{FOLLOWS}{TABLE}{after}"
+    families = groupby(table(), key=lambda known: known.family)
+    parts = (f"\n## {name}\n\n{''.join(map(_row, rows))}" for name, rows in families)
+    return HEAD + "".join(parts)
 
 
 def _row(known: Failure) -> str:
-    before = f"prevented: {known.prevented}" if known.prevented else "diagnosed"
-    source = REPORT.sub(r"[\1#\2](https://github.com/\1/issues/\2)", known.source)
-    since = "" if known.since == "any" else known.since
-    cells = (known.name, known.cure, before, since, source)
-    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |\n"
+    since = "" if known.since == "any" else f" ({known.since})"
+    before = f" (*{known.prevented}*)" if known.prevented else ""
+    return f"- **{known.name}**{'*' * known.follows}{since}: {known.cure}{before}\n"
 
 
 if __name__ == "__main__":

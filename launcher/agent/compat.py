@@ -131,7 +131,7 @@ def capturable_randomness(wanted: bool) -> dict[str, bool]:
 def trust_checkpoints() -> None:
     """Let upstream's training programs load what they saved; call before importing torch.
 
-    They save their arguments as objects, which torch 2.6 and later load only where told to.
+    They save their arguments as objects, which torch 2.6 and later load only where asked to.
     """
     os.environ.setdefault("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")
 

@@ -91,7 +91,7 @@ class Costs:
     """What the traced time went to, the largest first; all costs together are `ms`, a step's time.
 
     device: whether the time is a GPU's, or the host's, of which operators are known
-    steps: how many the trace has; 0 where it doesn't tell them apart, and `ms` is all of it
+    steps: how many the trace has; 0 where it doesn't separate them, and `ms` is all of it
     hidden: ms a step of communication while the GPU computed, which cost nothing
     """
 

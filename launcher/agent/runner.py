@@ -25,7 +25,7 @@ from launcher.agent import start, traces
 from launcher.agent.checkpoints import folders, lineage
 from launcher.agent.checkpoints.hold import FolderHeldError, Hold
 from launcher.agent.checkpoints.retention import Retention
-from launcher.agent.ranks import alike, bus, oom, rank, signals, stacks
+from launcher.agent.ranks import alike, bus, driver, oom, rank, signals, stacks
 from launcher.agent.ranks.job import JobRefusal, MismatchError, RankJob, parse, read_secrets
 from launcher.agent.ranks.peers import PeerNodes, RemoteFailure
 from launcher.agent.stall import stall
@@ -298,6 +298,8 @@ def run(job: RankJob, environ: Mapping[str, str]) -> int:
         log_dir = held.enter_context(tempfile.TemporaryDirectory(prefix="ranks-"))
         whole = job.nodes == 1
         collector = stall.Collector(Path(log_dir), environ, cpu=job.cpu, whole=whole)
+        with contextlib.suppress(OSError):
+            found = {**found, **driver.for_triton(environ, Path(log_dir, "driver"))}
         ranks = _start(job, environ, log_dir, {**found, **collector.variables, **saver})
         signals.catch([stacks.SIGNAL])
         watch = RankWatch(job, ranks, events, collector, peers, log_dir)
@@ -347,6 +349,8 @@ def _ready(
     try:
         _check_packages(job, environ)
         if not job.cpu:
+            if why := driver.unused_compatibility(environ):
+                say(why)
             visible = job.check_devices()
         if any(map(job.traces, range(job.processes))) and not shutil.which("nsys"):
             raise MismatchError(

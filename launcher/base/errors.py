@@ -34,7 +34,7 @@ class UsageError(LauncherError):
 
 
 class Faults:
-    """Collects what is wrong with a run, so that all of it is told at once."""
+    """Collects what is wrong with a run, so that all of it is reported at once."""
 
     def __init__(self) -> None:
         self.found: list[UsageError] = []

@@ -174,7 +174,7 @@ def _marked(folder: int, proof: str = MARKER) -> bool:
 def real_folder(path: Path, below: Path, *, make: bool = True) -> Path:
     """The folder `path`; no part of it `below` the named one is a link.
 
-    It is made where it isn't there, unless told otherwise. Raises ForeignFileError where one is a
+    It is made where it is missing, unless asked not to. Raises ForeignFileError where one is a
     link.
     """
     at = below
@@ -257,7 +257,7 @@ def _is(path: Path, status: os.stat_result) -> bool:
 
 
 def _mounts() -> list[str]:
-    """Where file systems are mounted, as far as the system tells."""
+    """Where file systems are mounted, as far as the system knows."""
     try:
         with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
             places = [line.split(" ")[4] for line in file]

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import io
 import re
-import shutil
 import sys
 import time
 from collections import deque
@@ -132,6 +131,8 @@ class Progress:
     def show(self, text: str) -> None:
         """A line that is gone with the next; nothing where piped."""
         if self.live:
+            import shutil
+
             width = shutil.get_terminal_size().columns - 1
             self.stream.write(ERASE + printable(text)[:width])
             self.stream.flush()

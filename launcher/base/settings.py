@@ -33,18 +33,18 @@ _REPOSITORY = re.compile(rf"(?P<host>{names.HOST})(/{names.PART})*")
 class Settings:
     """What differs from site to site.
 
-    cache: content-addressed downloads and source trees (LAUNCHER_CACHE)
+    cache: downloads, a private engine, the demo's files (LAUNCHER_CACHE); by default
+        megatron-launchpad in $XDG_CACHE_HOME or ~/.cache
     matrix: the matrix file (LAUNCHER_MATRIX); its lock, template and patches lie beside it
-    torch_index: asked for what the user's own pip configuration doesn't have, which is the CPU
-        build of PyTorch (LAUNCHER_TORCH_INDEX; empty to ask no other index)
-    runs: a folder for each run's record (LAUNCHER_RUNS)
-    extras: what images were given beside Megatron, as resolved at a first build (LAUNCHER_EXTRAS)
-    git_mirror: put in place of `https://github.com/` in a source's URL (LAUNCHER_GIT_MIRROR)
-    index_url: pip's index (PIP_INDEX_URL); empty for what pip's own configuration says
-    image_mirrors: the beginning of an image's reference to what is put in its place
-        (LAUNCHER_IMAGE_MIRRORS)
-    answer_within: seconds that an engine or a registry has for the answer to a question
-        (LAUNCHER_ANSWER_WITHIN)
+    torch_index: the index for packages that pip's own lacks (LAUNCHER_TORCH_INDEX); by default that
+        of PyTorch's CPU builds; empty to ask no other
+    runs: the folder of the records (LAUNCHER_RUNS); by default megatron-launchpad/runs in
+        $XDG_STATE_HOME or ~/.local/state
+    extras: the folder of the locks of extras (LAUNCHER_EXTRAS); by default beside `runs`
+    git_mirror: replaces `https://github.com/` in a source's address (LAUNCHER_GIT_MIRROR)
+    index_url: pip's index (PIP_INDEX_URL); by default that of pip's own configuration
+    image_mirrors: beginnings of image names, each with its replacement (LAUNCHER_IMAGE_MIRRORS)
+    answer_within: seconds for an answer of an engine or a registry (LAUNCHER_ANSWER_WITHIN); 10
     """
 
     cache: Path

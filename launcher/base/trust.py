@@ -115,7 +115,7 @@ def _user(number: int) -> str:
 
 
 def _is_private(group: int, owner: int) -> bool:
-    """Whether nobody but the owner and root is in the group, as far as its own list tells."""
+    """Whether nobody but the owner and root is in the group, by its own list."""
     if group == 0:
         return True
     try:

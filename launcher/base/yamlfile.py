@@ -63,13 +63,13 @@ LONGEST = 100
 SURPRISES = (
     ("bool", "(?i:yes|no|on|off)$", "yes, no, on or off for true or false", "Write true or false"),
     ("timestamp", "", "this for a date", "Write a number"),
-    ("int float", ".*:", "numbers with colons for one to base 60", "Write one number"),
     ("int float", ".*_", "a number without its _", "Write its digits alone"),
     ("int", "[-+]?0b", "a number that begins with 0b for a binary one", "Write it in decimals"),
     ("int", "[-+]?0[0-7]", "a number that begins with 0 for an octal one", "Drop that 0"),
     ("int", r"[-+]?\w{19}", "this for a number of 19 digits or more", "Write a smaller one"),
 )
 """What YAML 1.1 makes of plain words and 1.2 doesn't: types, how they begin, what, the cure."""
+TEXT = "tag:yaml.org,2002:str"
 UNREADABLE = (ValueError, LookupError, AttributeError, ArithmeticError, TypeError)
 """What PyYAML's constructor raises, next to its own errors, for `!!bool x` and the like."""
 
@@ -171,6 +171,8 @@ def value(root: yaml.Node, name: str) -> Any:
     another value than it looks like; neither says the value, which may be a secret.
     """
     for node in _scalars(root):
+        if _is_time(node):
+            node.tag = TEXT
         _refuse_surprise(node, name)
     try:
         return _built(root)
@@ -374,6 +376,11 @@ def _readable(node: yaml.Node) -> bool:
     except UNREADABLE:
         return False
     return True
+
+
+def _is_time(node: yaml.Node) -> bool:
+    """Whether it is 24:00:00, which is text to YAML 1.2; 1.1 takes it for a number to base 60."""
+    return node.tag.endswith((":int", ":float")) and ":" in node.value
 
 
 def _refuse_surprise(node: yaml.Node, name: str) -> None:

@@ -9,11 +9,12 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 from itertools import takewhile
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from launcher import __version__
 from launcher.base import screen
 from launcher.base.errors import LauncherError, UsageError
+from launcher.cli.parsing import Parser
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoints
@@ -21,38 +22,56 @@ if TYPE_CHECKING:
     from launcher.cli.command import Command
 
 COMMANDS = {
-    "run": "start",
-    "ps": "runs",
-    "attach": "runs",
-    "logs": "runs",
-    "explain": "runs",
-    "stacks": "runs",
-    "stop": "runs",
-    "resume": "start",
-    "rerun": "start",
-    "tune": "tune",
-    "runs": "runs",
-    "exec": "runs",
-    "shell": "start",
-    "plot": "runs",
-    "doctor": "doctor",
-    "import": "runfile",
-    "schema": "runfile",
-    "completion": "completion",
-    "data": "data",
-    "checkpoint": "checkpoint",
-    "generate": "checkpoint",
-    "image": "images",
-    "fetch": "build",
-    "matrix": "matrix",
-    "demo": "demo",
-    "engine": "demo",
+    "run": ("start", "train as a run file says"),
+    "ps": ("runs", "list the runs that go on, or have ended with nobody watching"),
+    "attach": ("runs", "follow a run from its first line on, as if it had been started here"),
+    "logs": ("runs", "print what a run has written, also after its end"),
+    "explain": ("runs", "say what made a run fail and what mends it, from its log or any other"),
+    "stacks": ("runs", "say where a run's ranks are, and which one the others wait for"),
+    "stop": ("runs", "ask runs to save a checkpoint and end; remove what is left of ended ones"),
+    "resume": (
+        "start",
+        "go on with a run from its newest complete checkpoint, on other GPUs if need be",
+    ),
+    "rerun": ("start", "repeat a run exactly, or say what is no longer the same"),
+    "tune": ("tune", "find the fastest setting of a run file, and write it"),
+    "runs": ("runs", "list the runs that there were; show one whole; prune their records"),
+    "board": ("runs", "serve a page of all runs and their curves, until Ctrl-C"),
+    "nodes": ("nodes", "list the machines that runs failed on, and the causes that are their own"),
+    "exec": ("runs", "run a command where a run goes on: exec RUN -- nvidia-smi"),
+    "shell": ("start", "open a shell in an image: shell [TAG] [-- COMMAND]"),
+    "plot": ("runs", "draw loss and throughput of runs into one PNG"),
+    "doctor": ("doctor", "look whether this machine can train: engine, GPUs, driver, memory, disk"),
+    "init": ("runfile", "write a run file of your own to begin with, fitted to GPUs"),
+    "import": ("runfile", "turn a shell script that starts Megatron into a run file"),
+    "schema": ("runfile", "print the JSON Schema of a run file, for editors"),
+    "completion": ("completion", "print the completion script of bash, zsh or fish"),
+    "data": ("data", "make Megatron's .bin and .idx from text, and look into them"),
+    "checkpoint": (
+        "checkpoint",
+        "look into checkpoints, and carry weights to Hugging Face and back",
+    ),
+    "generate": (
+        "checkpoint",
+        "print a few tokens that a checkpoint has for the likeliest after a text",
+    ),
+    "image": ("images", "build images of the matrix, check them, carry them elsewhere"),
+    "fetch": (
+        "build",
+        "fetch all that a build reads; --output and --from carry it to a machine with no internet",
+    ),
+    "matrix": (
+        "matrix",
+        "list the images that can be built, render their Dockerfiles, lock their inputs",
+    ),
+    "demo": ("demo", "build the CPU image from Megatron's source and train a tiny GPT in it"),
+    "engine": ("demo", "keep a private engine up (Linux, root, apt) and print its DOCKER_HOST"),
 }
-"""The modules of our commands; other packages bring more, as entry points of the group below."""
+"""The module of each command, and its help, so that `--help` needs to import none of them."""
 
 GROUP = "launchpad.commands"
 
-WITH_REST = ("run", "tune", "exec", "shell", "import", "checkpoint")
+WITH_REST = ("run", "tune", "exec", "shell", "init", "import", "checkpoint")
 """Commands for which what stands behind `--` is another program's."""
 
 EXIT_CODES = """\
@@ -85,7 +104,7 @@ def main(argv: list[str]) -> int:
         at = argv.index("--")
         argv, rest = argv[:at], argv[at + 1 :]
     try:
-        args = parser(argv).parse_args(argv)
+        args = parser(argv).parse_args(argv or ["--help"])
         args.given, args.rest = argv, rest
         _see_home()
         return find_command(args.command)(args)
@@ -116,6 +135,8 @@ def program() -> int:
 
 def _see_home() -> None:
     """Raises UsageError where neither HOME nor the system knows this user's home folder."""
+    from pathlib import Path
+
     try:
         Path.home()
     except RuntimeError:
@@ -176,6 +197,8 @@ def _tell_unforeseen(error: Exception, argv: list[str]) -> int:
 
 def _in_own_environment(error: ModuleNotFoundError, argv: list[str]) -> int:
     """Start again with the Python of .venv, where this one lacks one of our requirements."""
+    from pathlib import Path
+
     root = Path(__file__).resolve().parents[2]
     python = root / ".venv/bin/python"
     if not os.access(python, os.X_OK) or Path(sys.prefix) == root / ".venv":
@@ -195,7 +218,7 @@ def find_command(name: str) -> Command:
     if name not in COMMANDS:
         brought: Command = _brought()[name].load()
         return brought
-    module = import_module(f"launcher.cli.{COMMANDS[name]}")
+    module = import_module(f"launcher.cli.{COMMANDS[name][0]}")
     found: Command = getattr(module, "import_" if name == "import" else name)
     return found
 
@@ -209,24 +232,26 @@ def _brought() -> EntryPoints:
 
 def parser(argv: Sequence[str] | None = None) -> argparse.ArgumentParser:
     """The parser of the command that `argv` begins with; of all, in full where there is no argv."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="launcher",
         description="Reproducible Megatron-LM images, and a launcher for training runs in them.",
         epilog=EXIT_CODES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    parser.add_argument("--version", action="version", version=f"launcher {__version__}")
     vars(parser)["color"] = False  # of Python 3.14's: to our screen, colours are no text
-    first = argv[0] if argv else ""
+    first = "--help" if argv is not None and not argv else (argv or [""])[0]
     listed = first in ("-h", "--help")
     # None of those that are listed is called, and each looks for translations on the disk.
-    kind: Any = (lambda **_: parser) if listed else argparse.ArgumentParser
+    kind: Any = (lambda **_: parser) if listed else Parser
     commands = parser.add_subparsers(
         dest="command", metavar="COMMAND", required=True, parser_class=kind
     )
+    if listed:
+        for name, (_, about) in COMMANDS.items():
+            commands.add_parser(name, help=about)
+        return parser
     is_known = first in COMMANDS or (first[:1].isalpha() and first in _brought().names)
     for each in map(find_command, [first] if is_known else COMMANDS):
-        if listed:
-            commands.add_parser(each.name, help=each.help)
-        else:
-            each.add_to(commands)
+        each.add_to(commands)
     return parser

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from launcher.images.builder.image import BuildRequest
     from launcher.images.matrix.schema import Matrix
 
+PLATFORM = argument("--platform", "linux/arm64, of a row for several; else the engine's", "OS/ARCH")
 WITHOUT = "Or leave base and builder out: --no-images"
 VERIFY_EXIT_CODES = """\
 exit codes:
@@ -58,6 +59,7 @@ exit codes:
     ),
     argument("--jobs", "compilers at a time, of such a row (4)", "N", type=int),
     EXTRAS,
+    PLATFORM,
     flag("--no-cache", "build again, use no cached layer"),
 )
 def build(args: Namespace) -> int:
@@ -97,7 +99,8 @@ def _requests(args: Namespace, matrix: Matrix, **departures: Any) -> list[BuildR
         raise UsageError("no tag given", f"One of: {', '.join(matrix.rows)}")
     for tag in tags:
         find_row(matrix, tag)
-    common = {"megatron": args.megatron, "builder": args.builder, **departures}
+    common = {"megatron": args.megatron, "builder": args.builder, "platform": args.platform}
+    common |= departures
     bases = [args.base and args.base.replace("{tag}", tag) for tag in tags]
     return [BuildRequest(tag, base=base, **common) for tag, base in zip(tags, bases, strict=True)]
 
@@ -143,15 +146,21 @@ def verify(args: Namespace) -> int:
     BASES,
     BUILDER,
     EXTRAS,
-    argument("--platform", "linux/arm64, of a row for several; else the engine's", "OS/ARCH"),
+    PLATFORM,
     flag("--no-images", "leave base and builder out"),
     either(
-        argument("--bundle", "pack it all into one folder", "DIR", type=Path),
-        argument("--from", "take what was packed with --bundle", "DIR", type=Path, dest="bundled"),
+        argument(
+            "--output -o --bundle",
+            "pack it all into one folder",
+            "DIR",
+            type=Path,
+            dest="bundle",
+        ),
+        argument("--from", "take what was packed with --output", "DIR", type=Path, dest="bundled"),
     ),
 )
 def fetch(args: Namespace) -> int:
-    """Fetch all that a build reads; --bundle and --from carry it to a machine with no internet.
+    """Fetch all that a build reads; --output and --from carry it to a machine with no internet.
 
     One line for each row and bundle on stdout.
     """
@@ -175,15 +184,15 @@ def _fetch(args: Namespace, site: Settings, progress: Progress) -> int:
     lock = load_lock(site.matrix.with_suffix(".lock"))
     requests = _requests(args, matrix, extras=tuple((args.extras or "").split()))
     client = None if args.no_images else _engine(bool(args.bundle), progress)
-    own = _platform(client, args.platform) if client else None
+    images = client and StartImages(client, site, progress, lock.images, matrix.moving)
     rows = []
     for request in requests:
-        usual = own if own in matrix.rows[request.tag].platforms else None
-        where = args.platform or usual
+        there = matrix.rows[request.tag].platforms
+        usual = images.own_platform if images and images.own_platform in there else None
+        where = request.platform or usual
         rows.append(
             (recipe(matrix, lock, request.tag, request.megatron, where, request.extras), request)
         )
-    images = client and StartImages(client, site, progress, lock.images, matrix.moving)
     fetched, failed = inputs.fetch_all(rows, matrix, images, site, progress)
     for one in fetched:
         size = sum(path.stat().st_size for path in one.files) / 1e6
@@ -212,15 +221,6 @@ def _engine(must: bool, progress: Progress) -> DockerClient | None:
             raise EngineError(error.problem, f"{error.remedy}\n  {WITHOUT}") from error
         progress.note("no container engine answers: base and builder are not fetched")
         return None
-
-
-def _platform(client: DockerClient, asked: str | None) -> str:
-    """What an engine pulls images for; refuse one that isn't what is asked for."""
-    version = client.version()
-    own = f"{version['Os']}/{version['Arch']}"
-    if asked and asked != own:
-        raise UsageError(f"--platform: this engine pulls images for {own}", WITHOUT)
-    return own
 
 
 def _take(args: Namespace, site: Settings, progress: Progress) -> int:

@@ -36,7 +36,9 @@ def _above_0(text: str) -> int:
     return number
 
 
-TO = argument("--to", "a folder that isn't there, or empty", "FOLDER", type=a_path, required=True)
+TO = argument(
+    "--output -o --to", "a folder that isn't there, or empty", "FOLDER", type=a_path, required=True
+)
 
 
 @command(SOURCE, flag("--all", "every layer's and expert's tensors, not the first's alone"))
@@ -73,7 +75,7 @@ def inspect(args: Namespace) -> int:
     argument("--family", "of several with the same tensors: mistral", "NAME", default=""),
     argument("--shard", "gigabytes of a shard (5)", "GB", type=_size),
     *NAMED,
-    usage="%(prog)s RUN|FOLDER --to FOLDER [options] [-- ARGS ...]",
+    usage="%(prog)s RUN|FOLDER --output FOLDER [options] [-- ARGS ...]",
     epilog="What stands after -- are arguments of Megatron's that the checkpoint doesn't say: "
     f"--num-attention-heads 12. {BEHIND}",
 )
@@ -86,7 +88,7 @@ def export(args: Namespace) -> int:
     chosen = tokenizer(source, _tokenizer(args))
     done = convert.export(
         reader.opened(source.folder),
-        args.to,
+        args.output,
         convert.given(args.rest),
         name=args.family,
         tokenizer=files_of(chosen) if chosen else {},
@@ -113,7 +115,7 @@ def import_(args: Namespace) -> int:
     """Write a model of Hugging Face's as a checkpoint of Megatron's."""
     from launcher.tools.weights import convert
 
-    done = convert.import_(args.source, args.to, args.make_vocab_size_divisible_by)
+    done = convert.import_(args.source, args.output, args.make_vocab_size_divisible_by)
     _tell(done, f"{done.shape.family} of {args.source}")
     print("no optimizer's state comes with them: training begins at iteration 0, from the weights")
     return 0
@@ -137,7 +139,7 @@ def convert(args: Namespace) -> int:
     saved = reader.opened(named(args.source).folder)
     kinds = ("tensor", "pipeline", "expert")
     layout = {kind: getattr(args, f"{kind}_model_parallel_size") for kind in kinds}
-    _tell(convert.convert(saved, args.to, args.format, layout), str(saved.folder))
+    _tell(convert.convert(saved, args.output, args.format, layout), str(saved.folder))
     print(f"the optimizer's state stays behind, in {saved.folder}")
     return 0
 

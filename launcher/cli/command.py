@@ -11,10 +11,13 @@ from argparse import Namespace
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from launcher.base import names
 from launcher.base.screen import printable
+
+if TYPE_CHECKING:
+    from launcher.runs.follow.live import Shown
 
 Part = Callable[[Any], object]
 """Adds an argument, or several, to a parser or to a group of its arguments."""
@@ -119,9 +122,14 @@ def above_zero(text: str) -> float:
     raise argparse.ArgumentTypeError(f"{text!r} isn't a number above 0")
 
 
-RUN_HELP = "a run's id, its beginning, or its name"
+SHOWN = either(
+    flag("--quiet -q", "show nothing of its output; the record keeps it"),
+    flag("--verbose -v", "show its log's lines as they are on a terminal, too"),
+)
+RUN_HELP = "a run's id, its beginning, or its name, of which 'gpt2-*' is a pattern"
 RUN = argument("run", RUN_HELP, "RUN")
 RUNS = argument("runs", RUN_HELP, "RUN", nargs="+")
+JSON = flag("--json", "print one JSON object a line")
 QUIET = flag("--quiet -q", "print the ids alone")
 GPUS = argument("--gpus", "N, all, 0 (the CPU) or device=0,1", "WHICH")
 TAGS = argument("tags", "24.10 … as `matrix list` shows them", "TAG", nargs="*")
@@ -141,6 +149,13 @@ BASES = image(
     "--base",
     check=names.image_for_tag,
 )
+
+
+def shown(args: Namespace) -> Shown:
+    """How much of a run is shown."""
+    from launcher.runs.follow.live import Shown
+
+    return Shown.QUIET if args.quiet else Shown.WHOLE if args.verbose else Shown.USUAL
 
 
 def table(rows: Sequence[tuple[str, ...]]) -> str:

@@ -19,20 +19,24 @@ RUNS_OF = {
     "plot": RECORDED,
 }
 """What tells a command's runs, where those aren't the ones that go on."""
+CONFIG = "_launcher_config_files"
 CONFIGS = {
     "bash": '_launcher_config_files() {{ compgen -W "{presets}" -- "$1"; compgen -f -- "$1"; }}',
     "zsh": "_launcher_config_files() "
     "{{ _alternative 'presets:preset:({presets})' 'files:file:_files' }}",
+    "fish": "function _launcher_config_files\n"
+    "    string join \\n {presets}\n    __fish_complete_path (commandline -ct)\nend",
 }
 
 
 @command(
     argument("what", "", choices=[*sorted(CONFIGS), RESUMABLE]),
-    epilog=f"bash: source <({NAME} completion bash), for an alias or a program {NAME}. "
+    epilog=f"bash: source <({NAME} completion bash), for an alias or a program {NAME}; "
+    f"fish: {NAME} completion fish | source. "
     f"{RESUMABLE} prints the runs that can be gone on with, which the script asks for.",
 )
 def completion(args: Namespace) -> int:
-    """Print the completion script of bash or zsh."""
+    """Print the completion script of bash, zsh or fish."""
     from launcher.runs.follow import find
 
     if args.what == RESUMABLE:
@@ -43,7 +47,7 @@ def completion(args: Namespace) -> int:
 
 
 def script(shell: str) -> str:
-    """The completion script of "bash" or "zsh": commands, options, and values that are known."""
+    """The completion script of a shell: commands, options, and values that are known."""
     import shtab
 
     from launcher import cli
@@ -55,12 +59,15 @@ def script(shell: str) -> str:
     parser.prog = NAME
     choices: dict[str, Iterable[str]] = {"megatron": matrix.releases, "backend": names()}
     choices |= dict.fromkeys(("tag", "tags"), matrix.rows)
-    completes: dict[str, object] = {"script": shtab.FILE, "output": shtab.FILE}
-    completes |= {"source": shtab.DIRECTORY, "to": shtab.DIRECTORY}
-    completes |= {"config": dict.fromkeys(CONFIGS, "_launcher_config_files")}
+    completes: dict[str, object] = {"script": shtab.FILE, "source": shtab.DIRECTORY}
+    presets_and_files = dict.fromkeys(CONFIGS, CONFIG) | {"fish": f"({CONFIG})"}
+    completes |= {"config": presets_and_files, "preset": presets_and_files}
     for name, action in _actions(parser):
         if action.dest in choices:
             action.choices = [*choices[action.dest]]
+        elif action.metavar in ("FILE", "FOLDER", "DIR"):
+            is_file = action.metavar == "FILE"
+            action.complete = shtab.FILE if is_file else shtab.DIRECTORY  # type: ignore[attr-defined]
         elif action.dest in completes:
             action.complete = completes[action.dest]  # type: ignore[attr-defined]
         elif action.dest in ("run", "runs"):

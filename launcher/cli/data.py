@@ -58,7 +58,7 @@ READ = (
         default=[],
     ),
     argument("--json-keys", "keys or columns: text", "KEY", nargs="+", default=["text"]),
-    argument("--format", "jsonl, csv, parquet or txt; else by the file's name", "FORMAT"),
+    argument("--format", "jsonl, csv, parquet, arrow or txt; else by the file's name", "FORMAT"),
     argument("--csv-columns", "names of the columns, where row 1 is data", "A,B"),
     argument("--csv-delimiter", "else a comma; .tsv: tabs, no quotations", "CHARACTER"),
     argument("--encoding", "of csv and txt: gb18030 (utf-8)", default="utf-8"),
@@ -105,18 +105,23 @@ def a_path(text: str) -> Path:
 @command(
     *READ,
     *TOKENIZER,
-    argument("--output-prefix", "P_KEY_document.bin, .idx", "P", required=True),
+    argument("--output -o --output-prefix", "P_KEY_document.bin, .idx", "P", required=True),
     flag("--append-eod", "end each document with the token for it"),
     argument("--workers", "processes (as many as CPUs, at most 8)", "N", type=int),
     argument("--shard", "only part I of N, for `data merge`", "I/N"),
     argument("--slurm", "N parts as an array of a Slurm cluster, joined", "N", type=int),
-    argument("--sbatch", "an option of it: --sbatch=--partition=cpu", "OPTION", action="append"),
+    argument(
+        "--sbatch",
+        "a further option of sbatch: --sbatch=--partition=cpu",
+        "OPTION",
+        action="append",
+    ),
     argument("--partitions", "upstream's; the order stays the inputs'", "N", type=int),
     flag("--keep-sequential-samples", "upstream's; they are, always"),
     argument("--log-interval", "upstream's; a line each five seconds", "N", type=int),
 )
 def tokenize(args: Namespace) -> int:
-    """Make .bin and .idx of jsonl, csv, parquet or plain text, packed or not."""
+    """Make .bin and .idx of JSON, csv, parquet, Arrow or plain text, packed or not."""
     from launcher.tools.data import tokenize, workers
     from launcher.tools.data.bar import Bar
 
@@ -124,7 +129,7 @@ def tokenize(args: Namespace) -> int:
         raise UsageError(f"--workers {args.workers}: at least one is needed")
     if args.slurm:
         return _in_parts(args)
-    shard, prefix = _shard(args.shard, _target("--output-prefix", args.output_prefix))
+    shard, prefix = _shard(args.shard, _target(args.output))
     job = tokenize.TokenizeJob(
         inputs=_inputs(args),
         prefix=prefix,
@@ -155,7 +160,7 @@ def _in_parts(args: Namespace) -> int:
         raise UsageError(
             "--slurm N divides the job itself: N is at least 1, and there's no --shard"
         )
-    prefix = _target("--output-prefix", args.output_prefix).absolute()
+    prefix = _target(args.output).absolute()
     command = [sys.executable, "-m", "launcher", *args.given, "--slurm=0"]
 
     def tell(line: str) -> None:
@@ -180,7 +185,7 @@ def convert(args: Namespace) -> int:
     from launcher.tools.data.bar import Bar
     from launcher.tools.data.convert import convert
 
-    target, reading = _target("--output", args.output), _reading(args)
+    target, reading = _target(args.output), _reading(args)
     with Bar() as bar:
         done = convert(_inputs(args), target, reading, _leniency(args), bar)
         bar.end(done, [str(target)] + ([f"{target}.rejects.jsonl"] if done.rejected else []))
@@ -189,13 +194,13 @@ def convert(args: Namespace) -> int:
 
 @command(
     argument("prefixes", "of each, or P.idx, or a 'pattern*' of them", "P", nargs="+"),
-    argument("--output-prefix", "OUT.bin and OUT.idx", "OUT", required=True),
+    argument("--output -o --output-prefix", "OUT.bin and OUT.idx", "OUT", required=True),
 )
 def merge(args: Namespace) -> int:
     """Join .bin and .idx of shards, in the order given."""
     from launcher.tools.data.contents import merge
 
-    target = _target("--output-prefix", args.output_prefix)
+    target = _target(args.output)
     made = merge([path for given in args.prefixes for path in _named(given)], target)
     print(f"{made.documents:,} documents, {made.tokens:,} tokens: {target}.bin")
     return 0
@@ -210,6 +215,7 @@ def merge(args: Namespace) -> int:
 def inspect(args: Namespace) -> int:
     """Check a .bin and .idx, count, show the lengths and the first documents; compare two."""
     from launcher.tools.data import contents, tokenizers
+    from launcher.tools.data.tokenizers import TokenizerChoice
 
     data = contents.open_data(args.prefix)
     if args.compare:
@@ -220,7 +226,10 @@ def inspect(args: Namespace) -> int:
     found = contents.sizes(data)
     print("\n".join([*_counts(data, found), "", *_histogram(found)]))
     if shown := range(min(args.documents, data.documents)):
-        loaded = tokenizers.load_tokenizer(tokenizer(args))
+        chosen = tokenizer(args)
+        if chosen == TokenizerChoice():  # none is named
+            chosen = contents.made_by(data) or chosen
+        loaded = tokenizers.load_tokenizer(chosen)
         for number in shown:
             print(f"\ndocument {number}:\n{_shown(loaded, data, number)}")
     return 0
@@ -331,10 +340,8 @@ def data(args: Namespace) -> int:
     """
     from launcher.base.install import install
 
-    for option in ("output_prefix", "output"):  # before a minute of installing
-        if given := getattr(args, option, None):
-            target = _target(f"--{option.replace('_', '-')}", given)
-            target.parent.mkdir(parents=True, exist_ok=True)
+    if given := getattr(args, "output", None):  # before a minute of installing
+        _target(given).parent.mkdir(parents=True, exist_ok=True)
     install()
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy's: there is no algebra to do here
     gc.set_threshold(50_000)  # the start makes much that stays: not worth a look
@@ -353,8 +360,8 @@ def _inputs(args: Namespace) -> tuple[str, ...]:
     return found
 
 
-def _target(option: str, given: str) -> Path:
-    """The file that an option names, or the beginning of its name.
+def _target(given: str) -> Path:
+    """The file that --output names, or the beginning of its name.
 
     Raises UsageError where that is a folder's, or standard output, which can't be taken back.
     """
@@ -364,8 +371,8 @@ def _target(option: str, given: str) -> Path:
 
     if given == "-" or os.path.basename(given) in ("", ".", ".."):
         raise UsageError(
-            f"{option} {shlex.quote(given)}: no name of a file",
-            f"{option} {os.path.join('data' if given == '-' else given, 'corpus')}",
+            f"--output {shlex.quote(given)}: no name of a file",
+            f"--output {os.path.join('data' if given == '-' else given, 'corpus')}",
         )
     return expanded(given)
 

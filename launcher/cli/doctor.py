@@ -34,7 +34,12 @@ DEFAULT = "24.10"
     flag("--json", "the same as JSON"),
     flag("--nccl", "a short all-reduce over the GPUs, in the image"),
     argument("--nodes", "whether so many machines find each other: called on each", "N", type=int),
-    argument("--node-rank", "which of them this is, if nothing tells: 0 the first", "N", type=int),
+    argument(
+        "--node-rank",
+        "which of them this is, unless a variable says so: 0 the first",
+        "N",
+        type=int,
+    ),
     argument("--master-addr", "the address of the first one", "ADDRESS"),
     argument("--master-port", "where it listens: 29500", "PORT", type=int, default=29500),
     argument("--wait", "seconds for all to come: 60", "S", type=float, default=60.0),

@@ -10,12 +10,14 @@ from launcher.base.errors import UsageError
 from launcher.base.screen import printable
 from launcher.cli.build import build, verify
 from launcher.cli.command import (
+    JSON,
     SOURCE,
     above_zero,
     actions,
     argument,
     call_action,
     command,
+    either,
     flag,
     table,
 )
@@ -33,13 +35,19 @@ if TYPE_CHECKING:
 COLUMNS = ("ID", "NAME", "ROW", "MEGATRON", "ADDS", "CREATED", "BASE")
 
 
-@command(flag("--quiet -q", "print the IDs alone"))
+@command(either(flag("--quiet -q", "print the IDs alone"), JSON))
 def ls(args: Namespace) -> int:
     """List our images: what is in them, what they add to their base, whether it is pinned."""
+    import json
+    from dataclasses import asdict
+
     from launcher.images.carry.prune import ours
     from launcher.images.engine.connect import connect
 
     images = ours(connect())
+    if args.json:
+        print("".join(f"{json.dumps(asdict(image))}\n" for image in images), end="")
+        return 0
     if args.quiet:
         print("".join(f"{image.id}\n" for image in images), end="")
         return 0
@@ -197,7 +205,7 @@ def _facts(found: Mapping[str, Fact], verdicts: Mapping[str, Verdict]) -> str:
     flag("--all", "all our images that no container uses, named or not"),
     argument("--keep", "but the last N of each row and release", "N", type=int, default=0),
     flag("--cache", "in place of images, downloads that no lock mentions"),
-    flag("--dry-run", "tell what would be removed"),
+    flag("--dry-run", "print what would be removed"),
     flag("--yes -y", "don't ask"),
 )
 def prune(args: Namespace) -> int:

@@ -31,9 +31,16 @@ if TYPE_CHECKING:
     from launcher.tools.trials.series import TrialOptions
 
 
-@command(flag("--keys", "of each row with each release: the key of its image"))
+@command(
+    either(
+        flag("--keys", "of each row with each release: the key of its image"),
+        flag("--json", "print one JSON object: rows and extras"),
+    )
+)
 def list_(args: Namespace) -> int:
     """The rows of the matrix, and the sets of extras."""
+    import json
+
     from launcher.base.settings import settings
     from launcher.images.matrix.load import load_lock, load_matrix
     from launcher.images.matrix.render import table
@@ -46,6 +53,9 @@ def list_(args: Namespace) -> int:
             print(*line)
         return 0
     matrix = load_matrix()
+    if args.json:
+        print(json.dumps(matrix.model_dump(mode="json", include={"rows", "extras"}), indent=1))
+        return 0
     print(table(matrix), end="")
     for name, one in matrix.extras.items():
         print(f"EXTRAS={name}: {one.purpose} ({', '.join([*one.packages, *one.extensions])})")
@@ -53,7 +63,7 @@ def list_(args: Namespace) -> int:
 
 
 WRITTEN = argument(
-    "--root",
+    "--output -o --root",
     "where to write (default: beside the matrix, or here where that is an installed one)",
     "FOLDER",
     type=Path,
@@ -62,7 +72,7 @@ WRITTEN = argument(
 
 @command(flag("--check", "only fail where they differ"), WRITTEN)
 def render(args: Namespace) -> int:
-    """Write images/, compose/, README's tables."""
+    """Write images/, compose/, the tables of README.md and docs/compat.md."""
     from launcher.base.settings import settings
     from launcher.images.matrix import render
     from launcher.images.matrix.load import load_lock, load_matrix
@@ -70,10 +80,10 @@ def render(args: Namespace) -> int:
     from launcher.tools.trials import html
 
     site, matrix = settings(), load_matrix()
-    root, beside = (args.root or site.written).absolute(), site.matrix.parent
+    root, beside = (args.output or site.written).absolute(), site.matrix.parent
     files = render.render_all(matrix, load_lock(), root, beside)
     files |= compose_examples.files(matrix, root)
-    files |= html.rendered(files, root)
+    files |= html.rendered(root)
     changed = render.drift(files, root)
     if not args.check:
         render.write(files, root)
@@ -98,7 +108,7 @@ def lock(args: Namespace) -> int:
     from launcher.images.sources import lock
 
     site, beside = settings(), lock_path()
-    path = (args.root or site.written).absolute() / beside.name
+    path = (args.output or site.written).absolute() / beside.name
     known = next((each for each in (path, beside) if each.exists()), None)
     old = load_lock(known) if known else None
     asking = lock.LockRequest(args.upgrade, args.offline)
@@ -128,7 +138,7 @@ def news(args: Namespace) -> int:
     found = news.look(matrix, site)
     print(news.table(found), end="")
     if args.write:
-        path = (args.root or site.written).absolute() / site.matrix.name
+        path = (args.output or site.written).absolute() / site.matrix.name
         path.parent.mkdir(parents=True, exist_ok=True)
         files.write(path, proposals.propose(matrix, text, found, site))
     return 1 if args.check and any(one.new for one in found) else 0
@@ -194,7 +204,7 @@ MINUTES = partial(argument, type=above_zero, metavar="MINUTES")
         flag("--again", "try cells that are finished, too"),
         flag("--kept", "only report all that is finished"),
     ),
-    flag("--write", "into docs/compat.json, which README's table is of"),
+    flag("--write", "into docs/compat.json, from which `make render` writes docs/compat.md"),
     argument("-o --output", "", "FOLDER", type=Path, default=Path("compat")),
 )
 def compat(args: Namespace) -> int:
@@ -233,7 +243,7 @@ def compat(args: Namespace) -> int:
     print(report.as_markdown(results), end="")
     if args.write:
         path = report.commit(results, settings().written)
-        say(f"{path.name}: written; `make render` puts it into README.md")
+        say(f"{path.name}: written; `make render` puts it into docs/compat.md")
     return 1 if any(one.failure for one in results) else 0
 
 

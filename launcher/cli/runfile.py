@@ -6,20 +6,23 @@ import re
 import sys
 from argparse import Namespace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from launcher.base.errors import UsageError
 from launcher.cli.command import argument, command
 
 if TYPE_CHECKING:
-    from launcher.tools.importing.shell_script import Images
+    from launcher.tools.importing.shell_script import Images, ImportResult
+
+
+TAG = argument("--tag", "the image where the script names none (default: 24.10)", default="24.10")
 
 
 @command(
     argument("script", "pretrain_gpt.sh, or a manifest", "SCRIPT", type=Path),
     argument("values", "for what it reads: DATA_PATH=/data/x", "NAME=VALUE", nargs="*"),
     argument("-o --output", "write there, not to stdout", "FILE", type=Path),
-    argument("--tag", "the image where the script names none (default: 24.10)", default="24.10"),
+    TAG,
     argument("--start", "which of several starts, from 1", "N", type=int),
     argument("--nodes", "the nodes that it is answered where it asks", "N", type=int),
     argument("--gpus", "the GPUs of each node, likewise", "N", type=int),
@@ -33,34 +36,89 @@ def import_(args: Namespace) -> int:
     The script is run in a sandbox, with stand-ins for all that starts, copies or removes. What
     isn't in the run file goes to stderr, each with its line.
     """
-    from launcher.base import files
-    from launcher.base.yamlfile import read
-    from launcher.tools.importing.from_script import import_script
-    from launcher.tools.importing.sandbox import find_sandbox
-
-    name = str(args.script)
-    done = import_script(
+    done = _imported(
         args.script,
-        read(args.script, name),
-        images(args.tag),
-        find_sandbox(trust=args.trust),
+        args.tag,
+        trust=args.trust,
         given=_given(args.values),
         arguments=tuple(args.rest),
         nodes=args.nodes,
         gpus=args.gpus,
         number=args.start,
     )
-    if args.output is None:
-        print(done.text, end="")
-    else:
-        try:
-            files.write_new(args.output, done.text)
-        except FileExistsError:
-            raise UsageError(f"{args.output} is there already", "Give another -o.") from None
-    for left in done.told:
-        print(f"{name}:{left.line}: {left.what}", file=sys.stderr)
+    _write(args.output, done.text)
     if done.wrong:
         print(f"Before it runs:\n{done.wrong}", file=sys.stderr)
+    return 0
+
+
+def _imported(script: Path, tag: str, *, trust: bool = False, **options: Any) -> ImportResult:
+    """Import a script, with the options of import_script; what isn't followed is printed."""
+    from launcher.base.yamlfile import read
+    from launcher.tools.importing.from_script import import_script
+    from launcher.tools.importing.sandbox import find_sandbox
+
+    name = str(script)
+    done = import_script(
+        script,
+        read(script, name),
+        images(tag),
+        find_sandbox(trust=trust),
+        **options,
+    )
+    for left in done.told:
+        print(f"{name}:{left.line}: {left.what}", file=sys.stderr)
+    return done
+
+
+def _write(output: Path | None, text: str) -> None:
+    """Print a run file, or write it where nothing is yet. Raises UsageError."""
+    from launcher.base import files
+
+    if output is None:
+        print(text, end="")
+        return
+    try:
+        files.write_new(output, text)
+    except FileExistsError:
+        raise UsageError(f"{output} is there already", "Give another -o.") from None
+
+
+@command(
+    argument("preset", "gpt2.yaml, or a run file to begin with", "PRESET", nargs="?"),
+    argument("--from-hf", "the shape of a model with config.json", "FOLDER", type=Path),
+    argument("--from-script", "what a script says, as `import`", "FILE", type=Path),
+    argument("--gpus", "how many it is for: N, or 0 for the CPU (those that are here)", "N"),
+    argument("-o --output", "write there, not to stdout", "FILE", type=Path),
+    TAG,
+    usage="%(prog)s [PRESET | --from-hf FOLDER | --from-script FILE] [--gpus N] > mine.yaml",
+)
+def init(args: Namespace) -> int:
+    """Write a run file of your own to begin with, fitted to GPUs.
+
+    Without a name it is gpt2.yaml, or gpt2-tiny.yaml where no GPU is here.
+    """
+    from launcher.runs.checks import gather
+    from launcher.tools.tuning import draft
+
+    if len(given := [one for one in (args.preset, args.from_hf, args.from_script) if one]) > 1:
+        raise UsageError(f"{given[0]} and {given[1]}: begin with one of them")
+    here = gather.nvidia_gpus() or ()
+    if args.gpus is not None and not args.gpus.isdecimal():
+        raise UsageError(f"--gpus {args.gpus}: a number is wanted, 0 for the CPU")
+    count = len(here) if args.gpus is None else int(args.gpus)
+    if args.from_hf:
+        begun = draft.of_model(args.from_hf)
+    elif args.from_script:
+        text = _imported(args.from_script, args.tag, arguments=tuple(args.rest)).text
+        begun = draft.of_text(text, str(args.from_script))
+    else:
+        begun = draft.of_preset(args.preset or ("gpt2" if count else "gpt2-tiny"))
+    if not (args.from_script and args.gpus is None):  # a script says how many
+        begun = draft.fitted(begun, count, here[:count])
+    for line in begun.lines:
+        print(f"launcher: {line.strip()}", file=sys.stderr)
+    _write(args.output, begun.written(str(args.output or "mine.yaml")))
     return 0
 
 

@@ -5,21 +5,27 @@ from __future__ import annotations
 import argparse
 import sys
 from argparse import Namespace
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from datetime import timezone, tzinfo
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 from launcher.base.errors import EngineError, LauncherError, UsageError, nearest
 from launcher.cli.command import (
+    JSON,
     QUIET,
     RUN,
     RUNS,
+    SHOWN,
     actions,
     argument,
     call_action,
     command,
+    either,
     flag,
+    shown,
     table,
 )
 
@@ -36,21 +42,27 @@ FILTERS = (
         action="append",
         default=[],
     ),
-    argument("--name", "runs of this name"),
+    argument("--name", "runs of this name, or of a pattern: 'gpt2-*'"),
     argument("--since", "started no longer ago than 30m, 12h, 7d", "AGE"),
 )
 
 
-@command(QUIET)
+@command(either(QUIET, JSON))
 def ps(args: Namespace) -> int:
     """List the runs that go on, or have ended with nobody watching.
 
     125 where an engine that is there, or was named, couldn't be asked.
     """
+    import json
+
     from launcher.runs.follow import find
 
     known, silent = find.everywhere()
-    if args.quiet:
+    if args.json:
+        heads = [head.lower() for head in GOING_ON]
+        rows = (dict(zip(heads, row, strict=True)) for row in find.rows(known))
+        print("".join(f"{json.dumps(row)}\n" for row in rows), end="")
+    elif args.quiet:
         print("".join(f"{job.run}\n" for _, job in known), end="")
     else:
         print(table([GOING_ON, *find.rows(known)]), end="")
@@ -66,12 +78,12 @@ def _tell_silent(silent: list[SilentBackends]) -> int:
     return EngineError.exit_code if any(one.may_have_jobs for one in silent) else 0
 
 
-@command(RUN)
+@command(RUN, SHOWN)
 def attach(args: Namespace) -> int:
     """Follow a run from its first line on, as if it had been started here."""
     from launcher.runs.follow.start import attach
 
-    return attach(args.run)
+    return attach(args.run, shown(args))
 
 
 def _written(run: str, *, follow: bool = False) -> Iterator[tuple[bool, bytes]]:
@@ -101,14 +113,56 @@ def _pieces(log: BinaryIO) -> Iterator[bytes]:
     return iter(lambda: log.read(1 << 20), b"")
 
 
-@command(RUN, flag("--follow -f", "go on until the run ends"))
-def logs(args: Namespace) -> int:
-    """Print what a run has written, also after its end."""
-    from launcher.runs.follow.live import write
+def _number(what: str) -> Callable[[str], int]:
+    """A type of argparse's: a number of `what`."""
 
-    for is_error, data in _written(args.run, follow=args.follow):
+    def parse(text: str) -> int:
+        if not text.isdecimal():
+            raise argparse.ArgumentTypeError(f"{text!r} isn't a number of {what}")
+        return int(text)
+
+    return parse
+
+
+@command(
+    RUN,
+    flag("--follow -f", "go on until the run ends"),
+    argument("--tail", "the last N lines, and with -f what comes", "N", type=_number("lines")),
+    argument("--since", 'lines from 10m, 2h ago on, or from "2026-05-01 12:30" on', "T"),
+)
+def logs(args: Namespace) -> int:
+    """Print what a run has written, also after its end.
+
+    A line without a time has that of the last one before it.
+    """
+    from launcher.runs.follow.live import write
+    from launcher.runs.records import lines
+
+    start = lines.parse_since(args.since, _zone(args.run)) if args.since else None
+
+    def chosen(follow: bool) -> Iterator[tuple[bool, bytes]]:
+        found = lines.lines(_written(args.run, follow=follow))
+        return lines.since(found, start) if start else found
+
+    if args.tail is None:
+        found = chosen(args.follow) if start else _written(args.run, follow=args.follow)
+    elif args.follow:
+        found = islice(chosen(True), max(0, sum(1 for _ in chosen(False)) - args.tail), None)
+    else:
+        found = lines.last(chosen(False), args.tail)
+    for is_error, data in found:
         write(data, is_error)
     return 0
+
+
+def _zone(run: str) -> tzinfo | None:
+    """The time zone of a run's log: a container's is UTC; None is this machine's."""
+    from launcher.runs.backends import backend
+    from launcher.runs.records import record
+
+    with suppress(LauncherError):
+        return timezone.utc if backend(record.find(run).backend).contained else None
+    return timezone.utc
 
 
 @command(
@@ -156,23 +210,17 @@ def stacks(args: Namespace) -> int:
     return 0
 
 
-def _seconds(text: str) -> int:
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} isn't a number of seconds")
-    return int(text)
-
-
 @command(
     RUNS,
     flag("--now", "end them at once, without saving"),
-    argument("--grace", "seconds until it is killed; else the run's own", "S", type=_seconds),
+    argument("--grace", "seconds until it is killed", "S", type=_number("seconds")),
 )
 def stop(args: Namespace) -> int:
     """Ask runs to save a checkpoint and end; remove what is left of ended ones."""
     from launcher.runs.follow import find, live, supervise
     from launcher.runs.records import owner, record
 
-    for text in args.runs:
+    for text in find.named(args.runs):
         try:
             _, job = find.job(text)
         except UsageError:
@@ -241,7 +289,7 @@ def show(args: Namespace) -> int:
     *FILTERS,
     argument("--older-than", "started longer ago: 30d", "AGE"),
     argument("--keep", "but the newest N of them", "N", type=int, default=0),
-    flag("--dry-run", "tell what would be removed"),
+    flag("--dry-run", "print what would be removed"),
 )
 def prune(args: Namespace) -> int:
     """Remove records; checkpoints and running runs stay."""
@@ -278,8 +326,8 @@ def prune(args: Namespace) -> int:
 
 @command(
     *FILTERS,
-    flag("--json", "print one JSON object a line"),
-    QUIET,
+    either(QUIET, JSON),
+    argument("--html", "write a page with their curves, to be opened in a browser", "FILE"),
     actions(show, prune, required=False),
 )
 def runs(args: Namespace) -> int:
@@ -293,6 +341,8 @@ def runs(args: Namespace) -> int:
     if args.action:
         return call_action(args)
     wanted = _filter(args)
+    if args.html:
+        return _write_page(args.html, wanted)
     jobs, silent = find.everywhere()
     found = [run for run in known(job for _, job in jobs) if wanted.takes(run)]
     if args.json:
@@ -302,6 +352,31 @@ def runs(args: Namespace) -> int:
     else:
         print(table([KEPT, *map(_row, found)]), end="")
     return _tell_silent(silent)
+
+
+def _write_page(name: str, wanted: Filter) -> int:
+    import gc
+
+    from launcher.base.settings import expanded
+    from launcher.tools.board import board
+
+    gc.disable()  # the curves of thousands of runs are no garbage, and each is looked at
+    board.write(path := expanded(name), wanted)
+    print(path)
+    return 0
+
+
+@command(
+    argument(
+        "--port", "where it listens, on this machine alone; 0 is any", "N", type=int, default=0
+    )
+)
+def board(args: Namespace) -> int:
+    """Serve a page of all runs and their curves, until Ctrl-C."""
+    from launcher.tools.board import server
+
+    server.serve(args.port, lambda address: print(address, flush=True))
+    return 0
 
 
 def _row(run: RunSummary) -> tuple[str, ...]:

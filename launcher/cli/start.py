@@ -10,10 +10,9 @@ from collections.abc import Iterable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from launcher.cli.command import GPUS, RUN, argument, command, flag, image
+from launcher.cli.command import GPUS, RUN, SHOWN, argument, command, flag, image, shown
 
 if TYPE_CHECKING:
-    from launcher.runs.follow.assemble import PlannedRun
     from launcher.runs.plan.job import Backend
     from launcher.runs.runfile.source import Override, RunRequest
     from launcher.tools.data.text import TokenizedRun
@@ -33,7 +32,12 @@ RESTARTS = argument(
     "N",
     type=int,
 )
+DRY = (
+    flag("--dry-run", "show the plan and its command; start nothing"),
+    flag("--full", "with --dry-run: the data of Kubernetes' objects as well"),
+)
 FOLLOWED = (
+    SHOWN,
     flag("--detach", "start, print the run's id, and return"),
     flag("--tie", "the run ends with the launcher, even if that is killed"),
     flag("--no-preflight", "start without looking whether it can work"),
@@ -51,8 +55,7 @@ FOLLOWED = (
     argument("--tag", "the image's tag: a row of the matrix"),
     SOURCE,
     SET,
-    flag("--dry-run", "show the plan and its command; start nothing"),
-    flag("--full", "with --dry-run: the data of Kubernetes' objects as well"),
+    *DRY,
     argument("--backend", BACKEND, default="docker"),
     RESTARTS,
     *FOLLOWED,
@@ -69,7 +72,7 @@ def run(args: Namespace) -> int:
 
     from launcher.base.settings import settings
     from launcher.runs.backends import backend
-    from launcher.runs.follow.assemble import assemble, new_stamp, release
+    from launcher.runs.follow.assemble import release
     from launcher.runs.follow.start import check_start, task
     from launcher.runs.runfile import source
     from launcher.runs.runfile.source import RunRequest
@@ -85,12 +88,11 @@ def run(args: Namespace) -> int:
     if args.dry_run:
         if numbers := chosen.tasks:
             asked = task(asked, numbers[0])
-        assembled = assemble(asked, chosen, new_stamp(), dry=True)
-        return _show(assembled, chosen, data, full=args.full)
+        return _show(args, asked, chosen, data)
     if data.text:  # which may take hours
         check_start(asked, chosen, preflight=not args.no_preflight)
         data.make()
-    return _start(args, asked, chosen)
+    return _start(args, asked, chosen, filter(None, [data.note]))
 
 
 def _start(args: Namespace, asked: RunRequest, chosen: Backend, notes: Iterable[str] = ()) -> int:
@@ -99,11 +101,15 @@ def _start(args: Namespace, asked: RunRequest, chosen: Backend, notes: Iterable[
 
     from launcher.runs.follow.live import tell
     from launcher.runs.follow.start import start
+    from launcher.tools.data.text import TokenizedRun
 
     for note in notes:
         tell(note)
+    if args.dry_run:
+        return _show(args, asked, chosen, TokenizedRun(asked.config))
     asked, chosen = replace(asked, tie=args.tie), chosen.configured(asked.config)
-    return start(asked, chosen, detach=args.detach, preflight=not args.no_preflight)
+    preflight = not args.no_preflight
+    return start(asked, chosen, detach=args.detach, preflight=preflight, shown=shown(args))
 
 
 def overrides(args: Namespace) -> list[Override]:
@@ -122,14 +128,17 @@ def overrides(args: Namespace) -> list[Override]:
     return found
 
 
-def _show(assembled: PlannedRun, chosen: Backend, data: TokenizedRun, *, full: bool) -> int:
+def _show(args: Namespace, asked: RunRequest, chosen: Backend, data: TokenizedRun) -> int:
     """Print the plan and the command; files that aren't there are told, as they may come."""
     from launcher.cli.describe import describe
+    from launcher.runs.follow.assemble import assemble, new_stamp
     from launcher.runs.follow.files import missing
 
+    assembled = assemble(asked, chosen, new_stamp(), dry=True)
     plan = assembled.plan
-    print(f"{describe(plan)}\n{chosen.show(plan, full=full)}", end="")
+    print(f"{describe(plan)}\n{chosen.show(plan, full=args.full)}", end="")
     lines = [
+        *filter(None, [data.note]),
         *assembled.notes,
         *([] if chosen.scheduled and not chosen.shares_files else missing(plan)),
     ]
@@ -150,12 +159,13 @@ def _show(assembled: PlannedRun, chosen: Backend, data: TokenizedRun, *, full: b
     SET,
     argument("--backend", BACKEND),
     RESTARTS,
+    *DRY,
     *FOLLOWED,
 )
 def resume(args: Namespace) -> int:
     """Go on with a run from its newest complete checkpoint, on other GPUs if need be."""
     from launcher.runs.backends import backend
-    from launcher.runs.follow.start import resumed
+    from launcher.runs.follow.again import resumed
     from launcher.runs.records import record
 
     chosen = backend(args.backend or record.find(args.run).backend)
@@ -166,12 +176,13 @@ def resume(args: Namespace) -> int:
 @command(
     RUN,
     flag("--force", "run it even where something isn't the same"),
+    *DRY,
     *FOLLOWED,
 )
 def rerun(args: Namespace) -> int:
     """Repeat a run exactly, or say what is no longer the same."""
     from launcher.runs.backends import backend
-    from launcher.runs.follow.start import repeated
+    from launcher.runs.follow.again import repeated
     from launcher.runs.records import record
 
     chosen = backend(record.find(args.run).backend)

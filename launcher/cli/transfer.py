@@ -86,7 +86,7 @@ def load(args: Namespace) -> int:
     ),
 )
 def push(args: Namespace) -> int:
-    """Push an image to a registry, and tell its digest."""
+    """Push an image to a registry, and print its digest."""
     from launcher.images.carry import images, remote
     from launcher.images.engine.connect import connect
     from launcher.images.matrix.load import load_matrix

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import os
 from argparse import Namespace
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from launcher.base.errors import UsageError
 from launcher.base.screen import Progress
 from launcher.cli.command import GPUS, above_zero, argument, command, flag
 from launcher.cli.start import SET, SOURCE
+
+if TYPE_CHECKING:
+    from launcher.tools.tuning.search import Measurement
 
 
 @command(
@@ -24,6 +29,7 @@ from launcher.cli.start import SET, SOURCE
     argument("--minutes", "to spend at most: 5", "M", type=above_zero, default=5.0),
     flag("--any-precision", "bf16 in place of fp16, or the other way, where that is faster"),
     flag("--fresh", "measure anew what is known from the last time"),
+    flag("--json", "print one JSON object"),
     flag("--plan", "measure nothing: predict, by what is published of the GPU"),
     argument("--card", "another GPU than this machine's, for --plan", "NAME", default=""),
     usage="%(prog)s CONFIG [options] [-- ARGS ...]",
@@ -48,7 +54,8 @@ def tune(args: Namespace) -> int:
     asked = RunRequest(config, origin, os.getcwd(), tuple(args.rest))
     wanted = tuning.TuneRequest(args.steps, args.minutes, args.any_precision, args.fresh, args.card)
     if args.plan:
-        print("\n".join(tuning.planned(asked, chosen, wanted)))
+        predicted = tuning.planned(asked, chosen, wanted)
+        _print(args, predicted.tried, predicted.best, [*predicted.lines])
         return 0
     if args.card or args.steps < 1:
         raise UsageError("--card is for --plan, and --steps is above 0")
@@ -64,8 +71,27 @@ def tune(args: Namespace) -> int:
     text = tuned.changed(yamlfile.read(path, label), changes, wished)
     head = [f"Tuned by `launcher tune {args.config}`:", *found.lines, *found.table]
     files.write_new(target, tuned.headed(text, head))
-    print("\n".join([*found.lines, f"written: {target}"]))
+    _print(args, found.tried, found.best, [*found.lines, f"written: {target}"], str(target))
     return 0
+
+
+def _print(
+    args: Namespace,
+    tried: Sequence[Measurement],
+    best: Measurement | None,
+    lines: Sequence[str],
+    written: str | None = None,
+) -> None:
+    """Print the lines, or with --json the measurements, fastest first."""
+    import json
+    from dataclasses import asdict
+
+    if not args.json:
+        print("\n".join(lines))
+        return
+    rows = [asdict(one) | {"setting": dict(one.setting.changes)} for one in tried]
+    fastest = dict(best.setting.changes) if best else None
+    print(json.dumps({"best": fastest, "tried": rows, "written": written}, indent=1))
 
 
 def _words(args: Namespace) -> list[str]:

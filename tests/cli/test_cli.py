@@ -269,6 +269,7 @@ def completed(script: Path, folder: Path, *words: str) -> list[str]:
         (["att"], ["attach"]),
         (["run", "--dry"], ["--dry-run"]),
         (["run", "gpt2-"], ["gpt2-tiny.yaml"]),
+        (["init", "gpt2-"], ["gpt2-tiny.yaml"]),
         (["run", "min"], ["mine.yaml"]),
         (["run", "gpt2.yaml", "--tag", "24.0"], [f"24.0{month}" for month in range(2, 10)]),
         (["run", "--tag", "24.10", "gpt2-"], ["gpt2-tiny.yaml"]),

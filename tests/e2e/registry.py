@@ -7,7 +7,7 @@ import socket
 import struct
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,6 +60,17 @@ class Registry:
             only = Path(self.blob(entries[0]["digest"])).read_bytes()
             return str(self._manifest(name, json.loads(only), MANIFESTS[0], tag)["digest"])
         return str(self._manifest(name, {"manifests": entries}, INDEXES[0], tag)["digest"])
+
+    def index(self, name: str, tag: str, images: Mapping[str, str]) -> None:
+        """Put a tag on an index of images that were pushed: digests by platform."""
+        entries = []
+        for platform, digest in images.items():
+            system, _, architecture = platform.partition("/")
+            content = self.blob(digest).read_bytes()
+            entry = {"mediaType": json.loads(content)["mediaType"], "size": len(content)}
+            entry |= {"platform": {"os": system, "architecture": architecture}}
+            entries.append(entry | {"digest": digest})
+        self._manifest(name, {"manifests": entries}, INDEXES[0], tag)
 
     def _blob(self, name: str, value: dict[str, Any]) -> dict[str, Any]:
         content = json.dumps(value).encode()

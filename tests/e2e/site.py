@@ -140,10 +140,11 @@ class Started:
         return code
 
     def told(self) -> list[str]:
-        """The launcher's own lines, but for what it warns of and for how long it waits yet."""
+        """The launcher's own lines, but for warnings, waits, and where the record is."""
         lines = [line.partition("launcher: ") for line in self.err.splitlines()]
         told = [text for before, name, text in lines if name and not before]
-        return [text for text in told if not text.startswith(("warning: ", "waiting for "))]
+        told = [text for text in told if not text.startswith(("warning: ", "waiting for "))]
+        return [text for text in told if "record: " not in text]
 
     def __repr__(self) -> str:
         return f"{self.out[-2000:]}\n{self.err[-4000:]}"

@@ -1,4 +1,4 @@
-"""A Slurm cluster of two nodes on this machine, of Debian's packages, without installing them."""
+"""A Slurm cluster of a few nodes on this machine, of Debian's packages, without installing them."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ SlurmctldPidFile={folder}/control.pid
 SlurmdPidFile={folder}/%n.pid
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/affinity
+TaskPluginParam=autobind=threads
 JobAcctGatherType=jobacct_gather/none
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core_Memory
@@ -37,13 +38,12 @@ SlurmdParameters=config_overrides
 SchedulerParameters=sched_interval=1,batch_sched_delay=0,sched_min_interval=1
 GresTypes=gpu
 NodeName=DEFAULT Gres=gpu:2 CPUs={cpus} RealMemory=4000
-NodeName=n0 NodeHostname={host} NodeAddr=127.0.0.1 Port={first}
-NodeName=n1 NodeHostname={host} NodeAddr=127.0.0.1 Port={second}
+{lines}
 PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 """
 
 
-GPUS = "NodeName=n[0-1] Name=gpu File=/dev/null,/dev/zero\n"
+GPUS = "NodeName=n[0-{last}] Name=gpu File=/dev/null,/dev/zero\n"
 """Stand-ins for two GPUs of each node: Slurm gives out any device files."""
 
 
@@ -55,28 +55,32 @@ def _ports(number: int) -> list[int]:
 
 
 @contextmanager
-def cluster(cache: Path, folder: Path) -> Iterator[dict[str, str]]:
+def cluster(cache: Path, folder: Path, nodes: int = 2) -> Iterator[dict[str, str]]:
     """The variables with which Slurm's programs are found, and this cluster by them."""
     root = packages.unpack(cache / "slurm", PACKAGES)
     plugins = next(root.glob("usr/lib/*-linux-*/slurm-wlm"))
     env = packages.environment(root)
     env["LD_LIBRARY_PATH"] += f":{plugins}"
     env["SLURM_CONF"] = str(folder / "slurm.conf")
-    control, first, second = _ports(3)
-    for name in ("control", "n0", "n1"):
+    names = [f"n{number}" for number in range(nodes)]
+    control, *ports = _ports(1 + nodes)
+    for name in ("control", *names):
         (folder / name).mkdir()
     host = socket.gethostname().partition(".")[0]
-    ports = {"control": control, "first": first, "second": second}
-    cpus = os.cpu_count()
-    text = CONFIG.format(host=host, cpus=cpus, folder=folder, plugins=plugins, **ports)
+    lines = "\n".join(
+        f"NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={port}"
+        for name, port in zip(names, ports, strict=True)
+    )
+    more = {"control": control, "lines": lines, "cpus": os.cpu_count()}
+    text = CONFIG.format(host=host, folder=folder, plugins=plugins, **more)
     (folder / "slurm.conf").write_text(text)
-    (folder / "gres.conf").write_text(GPUS)
+    (folder / "gres.conf").write_text(GPUS.format(last=nodes - 1))
     (folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")
     for name in ("slurmctld", "slurmd", "slurmstepd"):  # which know what they are by their names
         (folder / name).symlink_to(root / f"usr/sbin/{name}-wlm")
     daemons = [[str(folder / "slurmctld"), "-D", "-i"]]
     slurmd = [str(folder / "slurmd"), "-D", "-d", str(folder / "slurmstepd"), "-N"]
-    daemons += [[*slurmd, node] for node in ("n0", "n1")]
+    daemons += [[*slurmd, node] for node in names]
     with ExitStack() as running:
         # What a test that ran out of its time has left goes on under a slurmstepd of its own.
         running.callback(killed_with, f"SLURM_CONF={env['SLURM_CONF']}")
@@ -88,7 +92,10 @@ def cluster(cache: Path, folder: Path) -> Iterator[dict[str, str]]:
 
         def idle() -> bool:
             argv = ["sinfo", "--noheader", "--format=%D %t"]
-            return subprocess.run(argv, env=env, capture_output=True).stdout == b"2 idle\n"
+            return (
+                subprocess.run(argv, env=env, capture_output=True).stdout
+                == f"{nodes} idle\n".encode()
+            )
 
         until(idle, "the cluster isn't up")
         names = ("PATH", "LD_LIBRARY_PATH", "SLURM_CONF")

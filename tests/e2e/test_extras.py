@@ -44,7 +44,6 @@ def base(
     subprocess.run(command, check=True)
     files = {f"wheels/{path.name}": path.read_bytes() for path in folder.iterdir()}
     files["etc/pip/constraint.txt"] = LIMIT
-    # no Dockerfile: of several steps, the classic builder's images between had gone once
     container = engine.containers.create(python_image, ["sh", "-c", INSTALL], network_mode="none")
     try:
         container.put_archive("/", tarred(files))

@@ -144,6 +144,7 @@ def matrix_of(folder: Path, base: str, builder: str) -> None:
         needs={"cp311": whole.needs["cp311"]},
         packages={},
         releases={RELEASE: whole.releases[RELEASE]},
+        extensions=whole.extensions,
     )
     lock.write(part, folder / "matrix.lock")
     for name in ("Dockerfile.template", "patches"):

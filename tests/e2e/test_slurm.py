@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from launcher.base.settings import Settings
-from tests.e2e.site import RUNNER, Site, leaves_to_others, until
+from tests.e2e.site import RUNNER, Site, leaves_to_others, program, until
 from tests.e2e.slurm import cluster
 from tests.e2e.test_compose import COUNTING, FAILING
 from tests.e2e.test_compose import MEETING as MEETING_ONE_BY_ONE
@@ -59,6 +59,13 @@ def slurm(site: Settings, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         yield env
 
 
+@pytest.fixture
+def three(site: Settings, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """A cluster of three nodes."""
+    with cluster(site.cache, tmp_path_factory.mktemp("three"), 3) as env:
+        yield env
+
+
 class OnCluster(Site):
     """A folder from which runs are submitted."""
 
@@ -82,6 +89,18 @@ class OnCluster(Site):
         options: dict[str, Any] = {"capture_output": True, "text": True, "check": True}
         return str(subprocess.run(argv, env=self.environment, **options).stdout)
 
+    def stand_in(self, runner: str = RUNNER) -> str:
+        """What gives the nodes a python3 that is this one, but for the runner."""
+        (self.folder / "bin").mkdir(exist_ok=True)
+        (self.folder / "runner.py").write_text(runner)
+        payload = f"$(echo {self.folder}/runs/.payloads/*)"  # in an image that is none
+        lines = [f'set -- "${{1/#\\/opt\\/launchpad/{payload}}}" "${{@:2}}"']
+        python = shlex.quote(sys.executable)
+        lines += [f'[ "$2" != runner ] || exec {python} {self.folder}/runner.py "$@"']
+        script = "\n".join(["#!/bin/bash", *lines, f'exec {python} "$@"', ""])
+        program(self.folder / "bin/python3", script)
+        return f'export PATH={shlex.quote(str(self.folder / "bin"))}:"$PATH"'
+
     def counts(
         self,
         program: str = MEETING + COUNTING,
@@ -90,9 +109,7 @@ class OnCluster(Site):
         **more: Any,
     ) -> None:
         """Two nodes of a program that needs no torch, with a stand-in for the runner."""
-        (self.folder / "runner.py").write_text(RUNNER)
-        start = shlex.join([sys.executable, str(self.folder / "runner.py")])
-        keys = {"setup": f'python3() {{ exec {start} "$@"; }}'} | more
+        keys = {"setup": self.stand_in()} | more
         config = {"image": "cpu", "gpus": gpus, "program": "./program.py", "nodes": 2}
         self.write({**config, "mounts": [*mounts], "slurm": {"container": "none", **keys}}, program)
 
@@ -134,7 +151,7 @@ def test_a_node_without_what_the_options_import_starts_no_rank(
     config |= {"logging": {**TINY["logging"], "wandb_project": "p", "wandb_exp_name": "e"}}
     config |= {"env": {"PYTHONPATH": str(here.folder / "modules")}}
     config |= {"training": {**TINY["training"], "train_iters": 2}}
-    setup = f'python3() {{ exec {shlex.quote(sys.executable)} "$@"; }}'
+    setup = f'export PATH={shlex.quote(os.path.dirname(sys.executable))}:"$PATH"'
     here.write({**config, "slurm": {"container": "none", "setup": setup}}, "")
     started = here.start("run", "run.yaml", "--backend", "slurm")
     code, said = started.ends(), f"{started!r}"
@@ -156,6 +173,34 @@ def test_the_first_node_to_fail_is_named_and_ends_the_others(here: OnCluster) ->
     started = here.start("run", "run.yaml", "--backend", "slurm")
     assert started.ends() == 3
     assert started.told()[-1].endswith("failed: node-1: rank 1 exited with code 3")
+
+
+XID = """
+import os, sys
+host = os.environ["SLURMD_NODENAME"]
+print("runs on", host, flush=True)
+if host == "n0":
+    print("NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus.", file=sys.stderr)
+    sys.exit(1)
+"""
+
+
+def test_a_bad_node_is_named_remembered_and_left_out(
+    three: dict[str, str], here: OnCluster
+) -> None:
+    """Of three: Slurm gives the first one each time, and the third start fails as well."""
+    here.cluster = three
+    here.counts(XID, exclude="auto")
+    for _ in range(2):
+        started = here.done("run", "run.yaml", "--backend", "slurm")
+        assert started.process.returncode == 1, started
+        assert "the node n0 is to blame: a GPU is broken" in started.err
+    listed = here.done("nodes").out.splitlines()
+    assert [line.split()[:3] for line in listed[1:]] == [["n0", "2", "2"]]
+    again = here.done("run", "run.yaml", "--backend", "slurm")
+    assert again.process.returncode == 0, again
+    assert "n0 is left out: 2 failures in 7 days (a GPU is broken)" in again.err
+    assert sorted(again.out.splitlines()) == ["node-0 | runs on n1", "node-1 | runs on n2"]
 
 
 def test_a_failed_run_is_submitted_again(here: OnCluster) -> None:
@@ -200,8 +245,10 @@ def test_the_ranks_of_a_node_get_its_cpus(here: OnCluster) -> None:
     here.counts(program, gpus=2)
     started = here.done("run", "run.yaml", "--backend", "slurm")
     assert started.out.count(f"CPUs {os.cpu_count()}\n") == 2
-    here.counts(program, options={"cpus-per-task": 1})
-    assert here.done("run", "run.yaml", "--backend", "slurm").out.count("CPUs 1\n") == 2
+    for gpus, cpus in ((0, 1), (1, os.cpu_count())):  # by sbatch, which srun has to be told
+        here.counts(program, gpus=gpus, options={"cpus-per-task": cpus})
+        started = here.done("run", "run.yaml", "--backend", "slurm")
+        assert started.out.count(f"CPUs {cpus}\n") == 2, started
 
 
 def test_gpus_that_slurm_gives_out_are_seen_by_the_program(here: OnCluster) -> None:
@@ -401,20 +448,20 @@ def test_a_container_that_does_not_start_is_the_failure(
 
     To srun a task without a container of pyxis' is one that a prolog had end before it began.
     """
-    python = f'python3() {{ exec /usr/bin/python3 {here.folder}/runner.py "$@"; }}'
+    setup = [here.stand_in()]
     if container == "none":  # a stand-in for pyxis
         prolog = here.folder / "prolog"
         prolog.write_text('#!/bin/sh\n[ "$SLURM_NODEID" = 0 ]\n')
         prolog.chmod(0o755)
         here.cluster = here.cluster | {"SLURM_TASK_PROLOG": str(prolog)}
     else:  # and for apptainer
-        python += """; export -f python3; apptainer() {
-          [ "$SLURM_NODEID" = 0 ] || { echo "FATAL: no image" >&2; return 255; }; "${@: -3}"; }"""
+        fatal = '[ "$SLURM_NODEID" = 0 ] || { echo "FATAL: no image" >&2; return 255; }'
+        setup += [f'apptainer() {{ {fatal}; "${{@: -3}}"; }}']
     mounts = [{"source": "runner.py", "target": str(here.folder / "runner.py")}]
-    asked = {"container": container, "image": "cpu", "setup": python}
+    asked = {"container": container, "image": "cpu", "setup": setup}
     here.counts("import sys\n" + program, mounts, **asked)
-    started = here.done("run", "run.yaml", "--backend", "slurm")
-    assert started.process.returncode == 125, started
+    started = here.start("run", "run.yaml", "--backend", "slurm")
+    assert started.ends() == 125, started
     told = {
         "apptainer": "FATAL: no image",
         "none": "slurmstepd-n1: error: --task-prolog failed status=1",

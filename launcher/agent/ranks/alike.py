@@ -7,6 +7,7 @@ import os
 import platform
 import socket
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -18,7 +19,7 @@ from typing import Any
 from launcher.agent import start
 from launcher.agent.checkpoints import lineage
 from launcher.agent.ranks import network, reduction, ring
-from launcher.agent.ranks.job import MismatchError, NodesUnreachable, RankJob
+from launcher.agent.ranks.job import MismatchError, NodeIsSpare, NodesUnreachable, RankJob
 from launcher.agent.ranks.rendezvous import (
     MOST,
     NodeNotNeeded,
@@ -142,6 +143,8 @@ def look(
         rendezvous = left.enter_context(closing(Rendezvous(*place, say, stopped, job.fewer)))
         try:
             rendezvous.join(JOIN_SECONDS)
+            if 0 < job.wanted < rendezvous.nodes:
+                _leave_spares(rendezvous, job, me | {"facts": same}, environ, seconds)
             refused, wrong, signs = rendezvous.exchange(
                 me | {"facts": same, "signs": signs}, judged
             )
@@ -168,7 +171,7 @@ def look(
                     raise NodesUnreachable(_listed("the nodes get no all-reduce done:", broken))
                 wrong += broken
         except NodeNotNeeded as unneeded:
-            raise MismatchError(str(unneeded)) from None
+            raise (NodeIsSpare if job.wanted else MismatchError)(str(unneeded)) from None
         except RendezvousFailure as failed:
             raise NodesUnreachable(f"the nodes don't meet: {failed}") from None
         except StopWaiting:
@@ -178,6 +181,45 @@ def look(
         say(_listed("warning:", warned))
     job = replace(job, nodes=rendezvous.nodes, node_rank=rendezvous.node)
     return LinkedNodes(job, rendezvous, variables)
+
+
+def _leave_spares(
+    rendezvous: Rendezvous,
+    job: RankJob,
+    mine: Mapping[str, Any],
+    environ: Mapping[str, str],
+    seconds: float,
+) -> None:
+    """Go on with as many nodes as are wanted, those first that are fit for it.
+
+    Raises NodeNotNeeded on the others, which all know alike, and RendezvousFailure, StopWaiting.
+    """
+    wrong = {int(node): str(why) for node, why in rendezvous.exchange(mine, unfit)}
+    wrong |= ring.unfit(ring.look(rendezvous))
+    if not wrong:
+        used = _interface(rendezvous.own, environ)
+        summed = reduction.look(rendezvous, used, cpu=job.cpu, seconds=seconds)
+        wrong = {node: one["why"] for node, one in enumerate(summed) if one["blamed"]}
+    wrong.pop(0, None)  # where all meet
+    order = sorted(range(rendezvous.nodes), key=lambda node: (node in wrong, node))
+    chosen = sorted(order[: job.wanted])
+    if rendezvous.node == 0:
+        left = [node for node in range(rendezvous.nodes) if node not in chosen]
+        why = [f"node {node}: {wrong[node]}" for node in left if node in wrong][:MOST]
+        say(_listed(f"going on without {named(left)}:", why or ["as a spare it isn't needed"]))
+    rendezvous.keep(chosen)
+
+
+def unfit(known: Sequence[Mapping[str, Any]]) -> list[tuple[int, str]]:
+    """The nodes that can start no ranks, or aren't like most, and why; of equals the first."""
+    found = {node: one["refusal"] for node, one in enumerate(known) if one["refusal"]}
+    for name in known[0]["facts"]:
+        told = [one["facts"].get(name, "") for one in known]
+        most = Counter(filter(None, told)).most_common(1)
+        for node, value in enumerate(told):
+            if value and value != most[0][0]:
+                found.setdefault(node, f"{name}: {value}, and on most {most[0][0]}")
+    return [*found.items()]
 
 
 def _interface(own: str, environ: Mapping[str, str]) -> dict[str, str]:

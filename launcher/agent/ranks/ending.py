@@ -32,7 +32,7 @@ class RunError(Exception):
 def code(work: Callable[[], None], program: str = "gpt") -> int:
     """Do a rank's work; its exit code: 0, 1 where it failed, 2 for arguments that can't work.
 
-    `program` begins each line. Arguments that can't work are told once on each node: they may
+    `program` begins each line. Arguments that can't work are reported once on each node: they may
     have been typed there by hand.
     """
     try:

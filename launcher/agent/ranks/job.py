@@ -37,6 +37,12 @@ class NodesUnreachable(JobRefusal):
     code = 1
 
 
+class NodeIsSpare(JobRefusal):
+    """The others are as many as are wanted: this one ends as it should."""
+
+    code = 0
+
+
 @dataclass(frozen=True)
 class RankJob:
     """The ranks of one node, and where they meet those of the other nodes."""
@@ -57,6 +63,7 @@ class RankJob:
     profile: Path | None
     nsys: Sequence[int]
     tie: bool
+    wanted: int = 0
 
     def rank(self, local_rank: int) -> int:
         """The rank among all nodes; every node has the same number of processes."""
@@ -136,6 +143,12 @@ def _parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
     add("--processes-per-node", type=int, dest="processes", metavar="N", required=True, help=here)
     add("--nodes", type=int, default=environ.get("PET_NNODES", "1"))
     add("--fewer", type=_numbers, default=(), help="how many will do, where some don't come: 2,3")
+    add(
+        "--wanted",
+        type=int,
+        default=0,
+        help="how many take part, those that are fit: the others are spare",
+    )
     add("--node-rank", type=int, default=environ.get("PET_NODE_RANK", "0"))
     add("--master-addr", default=environ.get("PET_MASTER_ADDR", ""), help="where rank 0 listens")
     add("--master-port", type=int, default=environ.get("PET_MASTER_PORT", "0"))
@@ -174,9 +187,10 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> RankJob:
         raise JobRefusal("--keep and --checkpoints go together")
     if job.keep is not None and job.keep < 1:
         raise JobRefusal("--keep must be at least 1")
+    fewer = range(job.wanted, job.nodes) if job.wanted else job.fewer
     return replace(
         job,
-        fewer=tuple(number for number in job.fewer if 0 < number < job.nodes),
+        fewer=tuple(number for number in fewer if 0 < number < job.nodes),
         master_addr=job.master_addr or "127.0.0.1",
         master_port=job.master_port or free_port(),
     )

@@ -38,12 +38,12 @@ class PeerNodes:
         Thread(target=self._listen, daemon=True).start()
 
     def failed(self, why: str, code: int) -> None:
-        """Tell the others that this node has failed."""
+        """Report this node's failure to the others."""
         me = f"node {self.rendezvous.node} ({socket.gethostname()})"
         self._tell(RemoteFailure(f"{me}: {why}", code))
 
     def done(self) -> None:
-        """Tell them that it has ended as it should, and isn't to be missed."""
+        """Report to them that it has ended as it should."""
         self._tell(None)
 
     def _tell(self, failure: RemoteFailure | None, but: Link | None = None) -> None:

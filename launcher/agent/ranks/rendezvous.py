@@ -165,6 +165,20 @@ class Rendezvous:
             link.send(told=answered)
         return answered
 
+    def keep(self, chosen: Sequence[int]) -> None:
+        """Go on with these nodes, the first one among them, which are numbered anew.
+
+        All call it together, with the same ones. Raises NodeNotNeeded on the others.
+        """
+        if self.node not in chosen:
+            raise NodeNotNeeded(f"the run goes on with {len(chosen)} nodes, and this one is spare")
+        for link in [*self.links] if self.node == 0 else ():
+            if link.node in chosen:
+                link.node = chosen.index(link.node)
+            else:
+                self._let_go(link)
+        self.node, self.nodes = chosen.index(self.node), len(chosen)
+
     @property
     def own(self) -> str:
         """The address by which this node and the first one, or another, reach each other."""

@@ -6,8 +6,10 @@ Ranks listen at ports that the kernel chooses, so this does as well.
 from __future__ import annotations
 
 import os
+import re
 import socket
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from threading import Thread
@@ -94,6 +96,16 @@ def broken(found: Sequence[Mapping[str, Any]]) -> list[str]:
             of = f"{one['got'] >> 10} of {SIZE >> 10} KiB within {SECONDS:g} s"
             lines.append(f"{pair}: {of}: a slow link, or one that loses what is sent")
     return lines[:MOST]
+
+
+def unfit(found: Sequence[Mapping[str, Any]]) -> dict[int, str]:
+    """The nodes that are in most of the pairs that are broken or slow, and those pairs."""
+    lines = [*broken(found), *slow(found)]
+    pairs = [(line, {int(n) for n in re.findall(r"\bnode (\d+)", line)[:2]}) for line in lines]
+    counts = Counter(node for _, pair in pairs for node in pair)
+    most = [node for node, times in counts.items() if times == max(counts.values())]
+    worst = max(most, default=0)  # of one pair alone the one that is sent to
+    return {worst: next(line for line, pair in pairs if worst in pair)} if most else {}
 
 
 def rates(found: Sequence[Mapping[str, Any]]) -> Iterator[float]:

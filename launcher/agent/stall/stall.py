@@ -278,7 +278,7 @@ def _records(wanted: Mapping[int, Path], kept: Path) -> flight.Records:
 
 
 def _where(pid: int, text: str) -> RankPosition:
-    """Where a rank is by what it wrote; one that wrote nothing is told by its process."""
+    """Where a rank is by what it wrote; one that wrote nothing, by its process."""
     if threads := stacks.parse(text):
         return place(stacks.main_thread(threads))
     if not listens(pid):

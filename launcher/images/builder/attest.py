@@ -23,7 +23,7 @@ from launcher.images.sources.pins import StartImage
 STATEMENT = "https://in-toto.io/Statement/v1"
 PREDICATE = "https://slsa.dev/provenance/v1"
 LAUNCHER = "pkg:generic/megatron-launchpad"
-BUILD_TYPE = f"{LAUNCHER}#docs/provenance.md"
+BUILD_TYPE = f"{LAUNCHER}#docs/reproducible.md"
 
 
 @dataclass(frozen=True)

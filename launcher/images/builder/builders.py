@@ -21,7 +21,7 @@ from launcher.base import owned
 from launcher.base.errors import BuildError
 from launcher.base.screen import KEPT, Progress
 from launcher.base.settings import settings
-from launcher.images.oci.container import find_image
+from launcher.images.oci.container import find_image, remedy_if_foreign
 from launcher.images.oci.settle import settle
 
 if TYPE_CHECKING:
@@ -40,19 +40,22 @@ BUILDKIT_OUTPUT = re.compile(r"[\d.]+ (.*)")
 class ImageBuild:
     """What is to be built.
 
-    context: a tar archive; args: of the Dockerfile, BASE_IMAGE and SOURCE_DATE_EPOCH among them
+    context: a tar archive; args: of the Dockerfile, BASE_IMAGE and SOURCE_DATE_EPOCH among them;
+    platform: where it isn't the engine's own
     """
 
     context: IO[bytes]
     args: dict[str, str]
     labels: dict[str, str]
     no_cache: bool = False
+    platform: str | None = None
 
     @property
     def options(self) -> list[str]:
         """Those that docker's and podman's `build` have in common."""
         return [
             *(["--no-cache"] if self.no_cache else []),
+            *([f"--platform={self.platform}"] if self.platform else []),
             *(f"--build-arg={name}={value}" for name, value in self.args.items()),
             *(f"--label={name}={value}" for name, value in self.labels.items()),
         ]
@@ -128,6 +131,7 @@ def classic(client: DockerClient, wanted: ImageBuild, progress: Progress) -> str
             labels=wanted.labels,
             network_mode="none",
             nocache=wanted.no_cache,
+            platform=wanted.platform,
             rm=True,
             forcerm=True,
             decode=True,
@@ -244,7 +248,9 @@ def failure(reason: str, lines: list[str]) -> BuildError:
     full = "no space left on device" in text.lower()
     return BuildError(
         text,
-        "The engine's disk is full: free some with `docker system prune`." if full else "",
+        "The engine's disk is full: free some with `docker system prune`."
+        if full
+        else remedy_if_foreign(text),
     )
 
 

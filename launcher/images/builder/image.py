@@ -45,7 +45,8 @@ class BuildRequest:
     megatron: another release than the row's; checkout: a Megatron-LM folder in place of the
     release's own source; base, builder: images in place of the row's, such as a mirror's;
     architectures, jobs: of a row with extensions, the GPUs they are compiled for (80 90), and how
-    many compilers run at a time; extras: packages and named sets beside the row's own.
+    many compilers run at a time; extras: packages and named sets beside the row's own; platform:
+    where it isn't what the engine's base is for, linux/arm64.
     """
 
     tag: str
@@ -57,6 +58,7 @@ class BuildRequest:
     architectures: str | None = None
     jobs: int | None = None
     extras: tuple[str, ...] = ()
+    platform: str | None = None
 
 
 @dataclass(frozen=True)
@@ -95,7 +97,8 @@ class Builds:
         row, version = find_row(self.matrix, request.tag), request.megatron
         if request.checkout is not None:
             version = sources.release_of(request.checkout, self.matrix, version, row.megatron)
-        found = recipe(self.matrix, self.lock, request.tag, version, platform, request.extras)
+        where = platform or request.platform
+        found = recipe(self.matrix, self.lock, request.tag, version, where, request.extras)
         _architectures(request, found)
         return found
 
@@ -186,10 +189,13 @@ class Builds:
         self, request: BuildRequest, base: str | None, builder: str | None
     ) -> tuple[pins.StartImage, pins.StartImage]:
         row = self.recipe(request).row
-        found = self.images.find(row.base, base)
-        verify.check_platform(found.platform, row, base or row.base)
-        made = self.recipe(request, found.platform)
-        return found, self.images.find(made.builder, builder)
+        name = base or row.base
+        platform = request.platform or self.images.platform(name)
+        verify.check_platform(platform, row, name)
+        made = self.recipe(request, platform)
+        pairs = (row.base, base), (made.builder, builder)
+        found, compiling = (self.images.find(*pair, platform) for pair in pairs)
+        return found, compiling
 
     def _source(self, request: BuildRequest, wanted: Recipe) -> MegatronSource:
         """The Megatron source of a request, resolved once for all rows that share it."""
@@ -243,7 +249,9 @@ class Builds:
             context.write(inputs, wheels, Path(scratch), tar)
             tar.seek(0)
             self.progress.close()
-            wanted = builders.ImageBuild(tar, args, labels, request.no_cache)
+            foreign = made.platform != self.images.own_platform
+            where = made.platform if foreign else None
+            wanted = builders.ImageBuild(tar, args, labels, request.no_cache, where)
             return builders.build(self.client, wanted, self.progress)
 
     def _check(

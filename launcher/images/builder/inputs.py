@@ -74,7 +74,9 @@ def _fetch(
     that can't be had.
     """
     chosen = {recipe.row.base: request.base, recipe.builder: request.builder}
-    found = {name: images.find(name, own) for name, own in chosen.items()} if images else {}
+    found = {}
+    if images:
+        found = {name: images.find(name, own, recipe.platform) for name, own in chosen.items()}
     base = found.get(recipe.row.base)
 
     look = None

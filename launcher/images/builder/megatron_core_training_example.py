@@ -1,6 +1,6 @@
 """Train a small GPT with Megatron-Core on made-up data, to try a layout on GPUs or the CPU.
 
-One file that needs Python, torch and megatron.core alone; docs/example.md has the options.
+One file that needs Python, torch and megatron.core alone; docs/models.md has the options.
 
     torchrun --nproc_per_node=8 megatron_core_training_example.py \
         --tensor-model-parallel-size=2 --pipeline-model-parallel-size=2 --batch-size=16

@@ -13,7 +13,7 @@ from packaging.utils import canonicalize_name
 from launcher.base.errors import BuildError
 from launcher.images.matrix.extras import PROTECTED
 from launcher.images.matrix.schema import MegatronRelease, Row, unmet
-from launcher.images.oci.container import container_of
+from launcher.images.oci.container import container_of, remedy_if_foreign
 
 if TYPE_CHECKING:
     from docker import DockerClient
@@ -125,10 +125,12 @@ def look(client: DockerClient, image: str, name: str, *extension: str) -> BuildF
             failed = container.wait(timeout=2 * SECONDS)["StatusCode"] != 0
             printed = container.logs(stdout=not failed, stderr=failed).decode(errors="replace")
         except APIError as error:
-            reason = error.explanation or error
-            raise BuildError(f"{name}: python3 doesn't run in it: {reason}") from error
+            reason = str(error.explanation or error)
+            text = f"{name}: python3 doesn't run in it: {reason}"
+            raise BuildError(text, remedy_if_foreign(reason)) from error
     if failed:
-        raise BuildError(f"{name}: python3 can't look into it:\n{printed.strip()}")
+        text = f"{name}: python3 can't look into it:\n{printed.strip()}"
+        raise BuildError(text, remedy_if_foreign(printed))
     return BuildFacts(**json.loads(printed))
 
 
@@ -145,9 +147,11 @@ def is_ours(history: Sequence[dict[str, Any]]) -> bool:
 def check_platform(platform: str, row: Row, name: str) -> None:
     """Raise BuildError unless a base is for a platform that the row is for."""
     if platform not in row.platforms:
+        own = row.platforms[0]
         raise BuildError(
             f"{name}: is for {platform}, and the row is for {', '.join(row.platforms)}",
-            f"Where the engine can run that: docker pull --platform {row.platforms[0]} {name}",
+            f"Where the engine can run that: image build --platform {own}, or, for all "
+            f"commands: docker pull --platform {own} {name}",
         )
 
 

@@ -245,6 +245,7 @@ class Verification:
         image = subject(self.client, images.find(self.client, name).id)
         standins = self._standins(image, departures)
         wanted = request(name, image.labels, replace(departures, **standins), builds.matrix)
+        wanted = replace(wanted, platform="{Os}/{Architecture}".format(**image.settings))
         said = [image.labels.get(LABEL + key, ABSENT) for key in ("megatron", "source")]
         self.tell("{}: row {}, Megatron {} from {}".format(name, wanted.tag, *said))
         if version := image.labels.get(f"{LABEL}version"):

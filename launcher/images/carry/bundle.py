@@ -215,7 +215,7 @@ def check_bundle(folder: Path, progress: Progress) -> BundleIndex:
 
     Raises UsageError for a folder without one, DamagedError, which names all that is damaged.
     """
-    index = read_list(folder, INDEX, BundleIndex, FOLDERS, "`launcher fetch --bundle`")
+    index = read_list(folder, INDEX, BundleIndex, FOLDERS, "`launcher fetch --output`")
     if damages := damaged_files(folder, index.files, progress):
         raise DamagedError(folder, damages)
     return index

@@ -221,7 +221,7 @@ def _json(path: Path) -> dict[str, Any]:
 
 
 def _default_hosts(env: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """The sockets at which engines listen unless told otherwise, with what each is."""
+    """The sockets at which engines listen by default, with what each is."""
     if sys.platform == "win32":
         yield "npipe:////./pipe/docker_engine", "default pipe"
         return
@@ -270,7 +270,7 @@ def _client(endpoint: Endpoint, within: float) -> DockerClient | str:
 
 
 def _spoken(host: str, within: float) -> str | None:
-    """The version of its interface that an engine at a socket names; None where that isn't told.
+    """The version of its interface that an engine at a socket names; None where that isn't known.
 
     Then the SDK asks for /version, about which an engine asks its parts first. Raises OSError.
     """

@@ -95,16 +95,16 @@ def render_all(
         files[root / "images" / tag / "inputs.yaml"] = inputs(recipes, patches)
     readme = root / "README.md"
     if readme.exists():
-        files[readme] = between_markers(readme.read_text(encoding="utf-8"), table(matrix))
+        files[readme] = between_markers(readme, table(matrix))
     return files
 
 
-def between_markers(text: str, content: str, begin: str = BEGIN, end: str = END) -> str:
-    """`text` with what stands between its two markers replaced by `content`."""
-    before, _, rest = text.partition(begin)
+def between_markers(page: Path, content: str, begin: str = BEGIN, end: str = END) -> str:
+    """The text of `page` with `content` between the two markers. Raises UsageError without them."""
+    before, _, rest = page.read_text(encoding="utf-8").partition(begin)
     _, found, after = rest.partition(end)
     if not found:
-        raise UsageError(f"README.md: the lines {begin} and {end} must stand in it")
+        raise UsageError(f"{page.name}: the lines {begin} and {end} must stand in it")
     return f"{before}{begin}\n\n{content}\n{end}{after}"
 
 
@@ -134,11 +134,11 @@ def drift(rendered: dict[Path, str], root: Path) -> list[Path]:
 def table(matrix: Matrix) -> str:
     """The rows as a Markdown table."""
     lines = [
-        "| tag | base | OS | Python | torch | CUDA | Megatron | expected |",
-        "|---|---|---|---|---|---|---|---|",
+        "| tag | base | Python | torch | CUDA | Megatron | expected |",
+        "|---|---|---|---|---|---|---|",
     ]
     for tag, row in matrix.rows.items():
-        cells = [tag, f"`{row.base}`", row.os, row.python, row.torch, row.cuda or ""]
+        cells = [tag, f"`{row.base}`", row.python, row.torch, row.cuda or ""]
         status = "untried" if row.untried else row.expected or ""
         lines.append("| " + " | ".join([*cells, row.megatron, status]) + " |")
     return "\n".join(lines) + "\n"

@@ -55,7 +55,7 @@ def entry(name: str, size: int, content: Iterable[bytes]) -> Iterator[bytes]:
 def load_archive(client: DockerClient, chunks: Iterator[bytes]) -> str:
     """Have an engine load an archive of one image without a name; the ID that it tells.
 
-    Raises EngineError where it refuses, or tells none.
+    Raises EngineError where it refuses, or states none.
     """
     said = []
     try:

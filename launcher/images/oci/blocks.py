@@ -48,7 +48,7 @@ def taken(source: IO[bytes], size: int, seen: Seen) -> Iterator[bytes]:
 
 
 def hashed(blocks: Iterable[bytes], sha256: hashlib._Hash) -> Iterator[bytes]:
-    """The same blocks, each of which `sha256` is told."""
+    """The same blocks, each of which is added to `sha256`."""
     for block in blocks:
         sha256.update(block)
         yield block

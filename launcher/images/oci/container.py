@@ -61,6 +61,17 @@ def tags_of(told: Mapping[str, Any]) -> list[str]:
     return [name for name in told.get("RepoTags") or [] if name != "<none>:<none>"]
 
 
+def remedy_if_foreign(said: str) -> str:
+    """What to do where `said` is that a program is for another processor; else an empty string."""
+    if "exec format error" not in said.lower():
+        return ""
+    return (
+        "It is for another processor, and the engine's machine emulates none. As root there:\n"
+        "    apt-get install qemu-user-static binfmt-support   (Debian, Ubuntu)\n"
+        "    docker run --privileged --rm tonistiigi/binfmt --install all   (others)"
+    )
+
+
 def layers_of(inspected: Mapping[str, Any]) -> tuple[str, ...]:
     """The diff IDs of an image's layers, lowest first."""
     return tuple(inspected["RootFS"].get("Layers") or ())

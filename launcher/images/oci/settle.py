@@ -32,7 +32,7 @@ def settle(client: DockerClient, image: str, base: str, epoch: int) -> str:
     """The ID of the same image with `epoch` for the time of its build, in place of `image`.
 
     base: the image that it was built on, whose history keeps its times. `image` itself is returned
-    where it has that time, where its configuration can't be told exactly, and by an engine that
+    where it has that time, where its configuration isn't known exactly, and by an engine that
     doesn't name images by their configuration. Raises docker's errors and EngineError.
     """
     found = client.api.inspect_image(image)
@@ -54,7 +54,7 @@ def settle(client: DockerClient, image: str, base: str, epoch: int) -> str:
 
 
 def with_layers(history: Sequence[dict[str, Any]], layers: int) -> list[bool] | None:
-    """For each step of a history, whether it made a layer; None where that can't be told.
+    """For each step of a history, whether it made a layer; None where that isn't known.
 
     The engine tells the size of each step, and a step without size may have made an empty layer.
     """
@@ -71,7 +71,7 @@ def configuration(
     own: int,
     epoch: int,
 ) -> bytes:
-    """An image's configuration, by the OCI image specification, from what an engine tells of it.
+    """An image's configuration, by the OCI image specification, from an engine's answer.
 
     history: newest first; the first `own` steps are the build's and get `epoch` for their time
     """

@@ -72,7 +72,7 @@ def lock(
     progress: Progress,
     asking: LockRequest = LockRequest(),
 ) -> Lock:
-    """Resolve all of the matrix; whatever is asked for and keeps its old pin is told.
+    """Resolve all of the matrix; an entry that keeps its old pin is reported.
 
     Raises BuildError for what can't be resolved and has no old pin; an image needn't have one.
     Raises UsageError for a name in `asking` that nothing has.
@@ -190,7 +190,7 @@ class _LockBuilder:
     def images(self) -> dict[str, LockedImage]:
         """What each base and builder is at its registry; all that are asked are asked at a time.
 
-        One that can't be had keeps its old pin, or has none; either is told.
+        One that can't be had keeps its old pin, or has none; either is reported.
         """
         matrix, before = self.matrix, self.old.images
         images = {name: before[name] for name in matrix.images if name in before}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from launcher.base.errors import BuildError, EngineError
@@ -56,41 +57,52 @@ class StartImages:
     progress: Progress
     locked: dict[str, LockedImage]
     moving: list[str]
-    _found: dict[tuple[str, str], StartImage] = field(default_factory=dict)
+    _found: dict[tuple[str, str, str], StartImage] = field(default_factory=dict)
 
-    def find(self, reference: str, chosen: str | None = None) -> StartImage:
+    def find(self, reference: str, chosen: str | None, platform: str) -> StartImage:
         """The image for the matrix's `reference`, or the one that a user chose in its place.
 
         Raises BuildError for a tag that isn't where it was locked, EngineError for an image that
         can't be had, UsageError for what is no image's name.
         """
         wanted = chosen or reference
-        if (reference, wanted) not in self._found:
+        key = reference, wanted, platform
+        if key not in self._found:
             self.progress.show(f"look for {wanted}")
             locked = self.locked.get(reference) if wanted == reference else None
-            found = (reference, locked) if locked else None
+            found = (reference, locked, platform) if locked else None
             try:
-                image = self._locked(*found) if found else self._named(reference, wanted)
+                image = self._locked(*found) if found else self._named(*key)
             finally:
                 self.progress.show("")
-            self._found[reference, wanted] = image
-        return self._found[reference, wanted]
+            self._found[key] = image
+        return self._found[key]
 
-    def _named(self, reference: str, wanted: str) -> StartImage:
+    @cached_property
+    def own_platform(self) -> str:
+        """What the engine pulls images for unless it is told otherwise: linux/amd64."""
+        version = self.client.version()
+        return f"{version['Os']}/{version['Arch']}"
+
+    def platform(self, wanted: str) -> str:
+        """What the engine's image of a name is for; where it has none, what it would pull for."""
+        found = find_image(self.client, wanted)
+        return platform_of(found) if found else self.own_platform
+
+    def _named(self, reference: str, wanted: str, platform: str) -> StartImage:
         """The image that a name stands for just now; told loudly where that isn't the locked one.
 
         A user's own choice is pulled under its own name, the matrix's from a mirror of it.
         """
-        found = find_image(self.client, wanted)
+        found = self._here(wanted, platform)
         if found is None:
             at = wanted if wanted != reference else self.site.mirrored(wanted)
-            found = self._pull(at)
-            self._name(found, wanted)
+            found = self._pull(at, wanted, platform)
         locked = self.locked.get(reference)
-        if is_locked(found, locked) or "@sha256:" in wanted:
-            name = self._name_of(found, wanted, locked)
-            return _image(found, name, wanted, reference, locked)
-        if not any(wanted == other for _, other in self._found):
+        start = _image(found, self._name_of(found, wanted, locked), wanted, reference, locked)
+        if start.pinned or "@sha256:" in wanted:
+            return start
+        if not any(wanted == other for _, other, _ in self._found):
             why = "not the locked image" if locked else "matrix.lock has no digest of it"
             mend = ""
             if wanted == reference:
@@ -99,11 +111,11 @@ class StartImages:
                 name = parse_reference(wanted).name
                 mend = f". To hold it, name it by its digest: {name}@{_digest(found)}"
             self.progress.note(f"UNPINNED {wanted}: {why}, so it is {_digest(found)} today{mend}")
-        return _image(found, wanted, wanted, reference, locked)
+        return start
 
-    def _locked(self, reference: str, locked: LockedImage) -> StartImage:
+    def _locked(self, reference: str, locked: LockedImage, platform: str) -> StartImage:
         """The locked image, under whatever name the engine has it, else pulled by its digest."""
-        found = find_image(self.client, reference)
+        found = self._here(reference, platform)
         moves = reference in self.moving
         if found is not None and not is_locked(found, locked) and not moves:
             raise moved(reference, locked.digest, "engine", _digest(found))
@@ -112,22 +124,39 @@ class StartImages:
             names = [
                 f"{parse_reference(one).name}@{locked.digest}" for one in (reference, mirrored)
             ]
-            there = (find_image(self.client, one) for one in [*names, *sorted(locked.digests)])
+            known_by = [*names, *sorted(locked.digests)]
+            there = (self._here(one, platform) for one in known_by)
             found = next((one for one in there if is_locked(one, locked)), None)
         if found is None:
-            now = locked.digest if moves else digest_at(self.client, mirrored)
+            now = locked.digest if moves else digest_at(self.client, mirrored, platform)
             if now != locked.digest:
                 raise moved(reference, locked.digest, "registry", now)
-            found = self._pull(f"{parse_reference(mirrored).name}@{locked.digest}")
-            self._name(found, reference)
+            at = f"{parse_reference(mirrored).name}@{locked.digest}"
+            found = self._pull(at, reference, platform)
         name = self._name_of(found, reference, locked)
         return _image(found, name, reference, reference, locked)
 
-    def _pull(self, reference: str) -> dict[str, Any]:
-        with registry_errors(reference):
-            events = self.client.api.pull(reference, stream=True, decode=True)
-            follow(events, f"pull {reference}", self.progress)
-            found: dict[str, Any] = self.client.api.inspect_image(reference)
+    def _here(self, wanted: str, platform: str) -> dict[str, Any] | None:
+        """The engine's image of a name for the platform; None where it has none."""
+        names = (wanted, _beside(wanted, platform))
+        there = (find_image(self.client, name) for name in names)
+        return next((one for one in there if one and platform_of(one) == platform), None)
+
+    def _pull(self, at: str, wanted: str, platform: str) -> dict[str, Any]:
+        """Pull what `at` names, and give it the name `wanted` where that is free.
+
+        An image for another platform than the engine's is pulled by its own digest and named
+        beside `wanted`: that name stays the engine's platform's.
+        """
+        if platform != self.own_platform:
+            digest = registry.resolve(at, platform).manifest
+            at, wanted = f"{parse_reference(at).name}@{digest}", _beside(wanted, platform)
+        with registry_errors(at):
+            events = self.client.api.pull(at, stream=True, decode=True)
+            follow(events, f"pull {at}", self.progress)
+            found: dict[str, Any] = self.client.api.inspect_image(at)
+        if "@" not in wanted and find_image(self.client, wanted) is None:
+            name_image(self.client, found["Id"], wanted)
         return found
 
     def _name_of(self, found: dict[str, Any], wanted: str, locked: LockedImage | None) -> str:
@@ -146,11 +175,6 @@ class StartImages:
         self.client.api.tag(found["Id"], repository, tag)
         return f"{repository}:{tag}"
 
-    def _name(self, found: dict[str, Any], reference: str) -> None:
-        """Give what was pulled by digest or from a mirror the matrix's name, where that is free."""
-        if "@" not in reference and find_image(self.client, reference) is None:
-            name_image(self.client, found["Id"], reference)
-
 
 def _image(
     found: dict[str, Any], name: str, asked: str, reference: str, locked: LockedImage | None
@@ -163,22 +187,34 @@ def _image(
         reference if pinned else asked,
         locked.digest if locked and pinned else found["Id"],
         pinned,
-        f"{found.get('Os', 'linux')}/{found.get('Architecture', 'amd64')}",
+        platform_of(found),
         is_standin(found),
     )
 
 
-def digest_at(client: DockerClient, reference: str, *platform: str) -> str:
+def platform_of(image: dict[str, Any]) -> str:
+    """What an inspected image is for: linux/amd64."""
+    return f"{image.get('Os', 'linux')}/{image.get('Architecture', 'amd64')}"
+
+
+def _beside(wanted: str, platform: str) -> str:
+    """The name of an image for another platform than that of the image called `wanted`."""
+    name = parse_reference(wanted)
+    architecture = platform.partition("/")[2]
+    return wanted if name.digest else f"{name.name}:{name.target}-{architecture}"
+
+
+def digest_at(client: DockerClient, reference: str, platform: str) -> str:
     """The digest that the registry has for a tag; asked by the engine, which pulls it.
 
-    platform: what the image is for, where that isn't registry.PLATFORM. Raises EngineError.
+    Raises EngineError where it has none for the platform, too.
     """
     try:
         with answer_within(client, ASK_WITHIN):
             return str(client.api.inspect_distribution(reference)["Descriptor"]["digest"])
     except engine_errors() as error:
         try:
-            return registry.resolve(reference, *platform).digest  # an engine needn't be able to ask
+            return registry.resolve(reference, platform).digest  # an engine needn't be able to ask
         except EngineError:
             raise describe_pull_failure(reference, error) from error
 

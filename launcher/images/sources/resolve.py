@@ -70,7 +70,7 @@ def resolve(wanted: RequirementSet, site: Settings) -> ResolvedSet:
     """Have uv choose wheels that fit: those before, else the newest.
 
     It asks as the user configured pip, then PyTorch's index as well, unless something is there
-    already. Raises BuildError, which names the two requirements that clash where uv tells them.
+    already. Raises BuildError, which names the two requirements that clash where uv names them.
     """
     if not wanted.requirements:
         return ResolvedSet([], {})
@@ -187,7 +187,7 @@ def clash_in(said: str, there: Mapping[str, str], limits: Sequence[str] = ()) ->
     """What uv says can't be met, as one sentence: who needs what, and what there is instead.
 
     uv explains by steps; the first step that ends at what is there, or at a limit, is the cause.
-    None where uv tells of none: then its own text has to do.
+    None where uv names none: then its own text has to do.
     """
     text = " ".join(said.split())
     bounds = {canonicalize_name(one.name): str(one.specifier) for one in map(Requirement, limits)}

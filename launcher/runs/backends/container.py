@@ -227,7 +227,7 @@ def _hang_up(stream: Any) -> None:
 
 
 def remove_container(api: APIClient, container: str) -> None:
-    """Remove a container, running or not; where it stays, tell."""
+    """Remove a container, running or not; where it stays, say so."""
     try:
         api.remove_container(container, v=True, force=True)
     except NotFound:

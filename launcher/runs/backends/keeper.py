@@ -192,7 +192,7 @@ def _end(children: set[int]) -> None:
 
 
 def main(argv: list[str]) -> None:
-    """Keep a run; what can't be started is told in one line."""
+    """Keep a run; what can't be started is reported in one line."""
     folder, labels, *command = argv
     try:
         keep(Path(folder), json.loads(labels), command)

@@ -78,11 +78,10 @@ def filled(told: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in told.items() if value not in (None, "", [], {})}
 
 
-def going_on(plan: Plan, key: str, restart: str) -> str:
-    """What a shell adds to the command, so that a run that `key` starts again loads what it saved.
+def goes_on_from(plan: Plan, key: str) -> str:
+    """The folder that a run which `key` starts again is to load.
 
-    `restart` is the variable with the number of starts before; "" for a run that saves nothing,
-    or loads it anyway. Raises UsageError.
+    "" for a run that saves nothing, or loads it anyway. Raises UsageError.
     """
     save = plan.options.get("save")
     if not save or plan.options.get("load") == save:
@@ -92,4 +91,4 @@ def going_on(plan: Plan, key: str, restart: str) -> str:
             f"{key}: finetuning begins at iteration 0 each time",
             f"Leave {key} out, or checkpoint.finetune.",
         )
-    return f""" $([ "${restart}" -eq 0 ] || echo --load {shlex.quote(str(save))})"""
+    return str(save)

@@ -32,7 +32,7 @@ def is_open(config: RunConfig) -> bool:
 
 
 def decide(run: Resolved, visible: Sequence[Gpu]) -> tuple[Resolved, list[str]]:
-    """The run without `auto` where the GPUs decide, and what to tell of it.
+    """The run without `auto` where the GPUs decide, and what to report about it.
 
     `visible` are the GPUs of the run, as far as they are known. A micro-batch that the global
     batch and the layout alone decide stays `auto` in the run file. What is kept of a run, and goes

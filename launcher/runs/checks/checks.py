@@ -22,6 +22,7 @@ from launcher.runs.checks.machine import (
 )
 from launcher.runs.plan.arguments import key_of
 from launcher.runs.plan.plan import Plan
+from launcher.runs.plan.program import ProgramKind, program
 from launcher.runs.plan.resolved import Resolved
 from launcher.runs.runfile.config import RunConfig
 from launcher.runs.runfile.source import Origin
@@ -75,9 +76,6 @@ https://docs.nvidia.com/deploy/cuda-compatibility/forward-compatibility.html
 PRIVATE_SHM = 64 << 20
 """Bytes of a container's own /dev/shm where nothing else is said: docker run, --shm-size."""
 
-SPLIT, SHARES = "969, 30, 1", re.compile(r"[\d.]+")
-"""Upstream's default of --split, and ours: of training, evaluation and test."""
-
 SHM = 1 << 30
 """Bytes of /dev/shm that NVIDIA asks for with NCCL in a container, `--shm-size=1g`.
 
@@ -117,7 +115,10 @@ def preflight(
         if dataset.problem
     ]
     found += _tokens_fit(config, origin, machine.datasets)
-    found += _splits_fit(config, origin, machine.datasets)
+    if machine.datasets:
+        from launcher.runs.checks import splits
+
+        found += splits.check(run, machine.datasets)
     found += _folders(run, machine)
     return [*found, *saved.check_loaded(origin, plan, machine.load)]
 
@@ -348,43 +349,20 @@ def _tokens_fit(
     config: RunConfig, origin: Origin, datasets: Sequence[Dataset]
 ) -> Iterator[Finding]:
     """The vocabulary against the data, where the run file alone says how large it is."""
-    known = config.data.vocab_size
-    if known is None or config.data.tokenizer_type not in (None, "NullTokenizer"):
+    known, own = config.data.vocab_size, config.data.tokenizer_type
+    if known is None or own not in (None, "NullTokenizer"):
         return
+    upstreams = own and program(config.program).kind is ProgramKind.UPSTREAM
+    added = 1 if upstreams else 0  # for the end of a document
     for dataset in datasets:
-        if dataset.greatest >= known:
+        if dataset.greatest >= known + added:
             yield Finding(
                 f"{origin.place('data.vocab_size')}: {known}, and {dataset.prefix} has token "
                 f"{dataset.greatest}",
                 "A GPU would end at it with an assertion, long after the start.",
-                f"--set data.vocab_size={dataset.greatest + 1} or more: that of its tokenizer.",
+                f"--set data.vocab_size={dataset.greatest + 1 - added} or more: that of its "
+                "tokenizer.",
             )
-
-
-def _splits_fit(
-    config: RunConfig, origin: Origin, datasets: Sequence[Dataset]
-) -> Iterator[Finding]:
-    """A sample in the data for training, and in that for evaluation, by their shares of it.
-
-    Shares are of documents, so that a split that seems too small may have one.
-    """
-    length = config.model.seq_length
-    shares = [float(share) for share in SHARES.findall(config.data.split or SPLIT)]
-    if length is None or not sum(shares):
-        return
-    for dataset in datasets:
-        used = ("training",) if config.logging.eval_iters == 0 else ("training", "evaluation")
-        for what, share in zip(used, shares, strict=False):
-            there = round((dataset.tokens or length) * share / sum(shares))
-            if share and there <= length and dataset.tokens is not None:
-                yield Finding(
-                    f"{origin.place('data.split')}: {dataset.prefix} has about {there} tokens for "
-                    f"{what}, and a sample {length + 1}",
-                    "Megatron ends where a split has no sample.",
-                    "Set another data.split, more text, or a smaller model.seq_length.",
-                    refuse=dataset.tokens <= length,
-                )
-                break
 
 
 def _folders(run: Resolved, machine: Machine) -> Iterator[Finding]:

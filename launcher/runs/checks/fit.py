@@ -61,8 +61,25 @@ def told(needed: memory.MemoryEstimate) -> str:
     return ", ".join(f"{name} {_gb(size)}" for name, size in sizes.items()) + " GB"
 
 
+def smallest(config: RunConfig, processes: int, card: Gpu) -> Changes | None:
+    """The least change with which the model fits, {} where it does; None where none helps."""
+    needed = memory.estimate(config, layout.layout(config, processes), card.capability)
+    if needed is None or needed.total <= card.total * (1 - MARGIN):
+        return {}
+    found = next(_fitting(config, processes, card), None)
+    return found and found[0]
+
+
 def _smallest(config: RunConfig, processes: int, card: Gpu) -> str:
-    """The first change, alone or on top of those before it, with which the model fits."""
+    """The least change with which the model fits, as options."""
+    for changes, total in _fitting(config, processes, card):
+        words = " ".join(f"--set {key}={str(value).lower()}" for key, value in changes.items())
+        return f"{words}: then about {_gb(total)} GB"
+    return ""
+
+
+def _fitting(config: RunConfig, processes: int, card: Gpu) -> Iterator[tuple[Changes, float]]:
+    """The changes, alone or on top of those before, with which the model fits, and its bytes."""
     already = layout.faults(
         config, layout.layout(config, processes)
     )  # which the image's Megatron allows
@@ -73,9 +90,7 @@ def _smallest(config: RunConfig, processes: int, card: Gpu) -> str:
             continue
         needed = memory.estimate(changed, where, card.capability)
         if needed and needed.total <= card.total * (1 - MARGIN):
-            words = " ".join(f"--set {key}={str(value).lower()}" for key, value in changes.items())
-            return f"{words}: then about {_gb(needed.total)} GB"
-    return ""
+            yield changes, needed.total
 
 
 def _with(config: RunConfig, changes: Changes) -> RunConfig:

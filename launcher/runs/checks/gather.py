@@ -10,7 +10,7 @@ import shutil
 import socket
 import struct
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from docker.api import APIClient
 
     from launcher.runs.plan.job import Backend
+    from launcher.runs.plan.mounts import Mount
     from launcher.runs.plan.plan import Plan
     from launcher.runs.runfile.config import RunConfig
     from launcher.runs.runfile.values import Gpus
@@ -147,11 +148,7 @@ def gather(config: RunConfig, plan: Plan, api: APIClient | None) -> Machine:
         found,
         port=_is_free(nodes.master_port) if nodes.count > 1 and nodes.rank == 0 else None,
         resolves=_resolves(nodes.master_addr) if nodes.rank > 0 and nodes.master_addr else None,
-        datasets=tuple(
-            _dataset(mount.source.removesuffix(".idx"), who)
-            for mount in plan.mounts
-            if mount.key == "data.path" and mount.source.endswith(".idx")
-        ),
+        datasets=tuple(_dataset(prefix, who) for prefix in prefixes(plan.mounts)),
         unseen=tuple(_unseen(plan, root)) if root else (),
         folders=tuple(
             Folder(mount.source, mount.key, _unwritable(mount.source, who), free(mount.source))
@@ -328,6 +325,26 @@ def may(path: str, who: RunUser | None, access: int) -> bool:
     return (told.st_mode >> shift) & access == access
 
 
+def documents(mounts: Iterable[Mount]) -> list[int]:
+    """How many documents each data file of a run has, of those that can be read here."""
+    found = list[int]()
+    for prefix in prefixes(mounts):
+        from launcher.runs.datasets import indexed
+
+        with suppress(OSError, indexed.DamagedDataset):
+            found.append(indexed.read_index(Path(prefix)).sequences)
+    return found
+
+
+def prefixes(mounts: Iterable[Mount]) -> list[str]:
+    """The prefixes of the run's data files."""
+    return [
+        mount.source.removesuffix(".idx")
+        for mount in mounts
+        if mount.key == "data.path" and mount.source.endswith(".idx")
+    ]
+
+
 def _dataset(prefix: str, who: RunUser | None) -> Dataset:
     from launcher.runs.datasets import indexed
 
@@ -336,7 +353,8 @@ def _dataset(prefix: str, who: RunUser | None) -> Dataset:
             if not may(prefix + end, who, os.R_OK):
                 return Dataset(prefix, f"{prefix}{end}: {who} may not read it")
         index = indexed.read_filled_index(Path(prefix))
-        return Dataset(prefix, "", index.tokens, indexed.greatest(Path(prefix), index))
+        greatest = indexed.greatest(Path(prefix), index)
+        return Dataset(prefix, "", index.tokens, greatest, index.sequences)
     except indexed.DamagedDataset as error:
         return Dataset(prefix, str(error))
     except (FileNotFoundError, PermissionError):

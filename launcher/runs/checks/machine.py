@@ -82,13 +82,14 @@ class Engine:
 class Dataset:
     """A .bin and .idx; `problem` is "" where they fit each other and can be read by the run.
 
-    `greatest` is the greatest of its first tokens.
+    `greatest` is the greatest of its first tokens; `documents` are what a split divides.
     """
 
     prefix: str
     problem: str
     tokens: int | None = None
     greatest: int = 0
+    documents: int | None = None
 
 
 @dataclass(frozen=True)

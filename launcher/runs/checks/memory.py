@@ -69,7 +69,7 @@ class MemoryEstimate:
 
 
 def _shape(program: str, options: Mapping[str, Value]) -> ModelShape | None:
-    """The sizes of the model of a run; None where the run file doesn't tell them, or more."""
+    """The sizes of the model of a run; None where the run file doesn't give them, or has more."""
     if program not in (model.GPT, model.UPSTREAM) or UNKNOWN & options.keys():
         return None
     return model.shape(program, options)
@@ -121,6 +121,15 @@ def needed(
     many micro-batches as there are stages (1F1B), or the last, which makes the logits.
     `capability` is the GPU's.
     """
+    try:
+        return _needed(program, options, where, capability)
+    except (KeyError, TypeError, ValueError, ZeroDivisionError, OverflowError):  # no number
+        return None
+
+
+def _needed(
+    program: str, options: Mapping[str, Value], where: Layout, capability: tuple[int, int] | None
+) -> MemoryEstimate | None:
     size = _shape(program, options)
     states = bytes_of_states(program, options, where.data * where.context)
     micro = options.get("micro_batch_size")

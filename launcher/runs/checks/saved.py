@@ -45,7 +45,7 @@ def room(what: str, each: int, free: int, config: RunConfig, done: int) -> Itera
 
 
 def iterations(config: RunConfig) -> int:
-    """The training's length in iterations, 0 where it isn't told."""
+    """The training's length in iterations, 0 where it isn't known."""
     training = config.training
     if training.train_samples and training.global_batch_size:
         return -(-training.train_samples // training.global_batch_size)

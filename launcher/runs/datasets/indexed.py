@@ -238,6 +238,16 @@ def read_index(prefix: Path) -> DatasetIndex:
     return DatasetIndex(sequences, starts - 1, size // WIDTHS[code], code, modes)
 
 
+def how_made(prefix: Path, documents: int, tokens: int) -> dict[str, Any] | None:
+    """What PREFIX.made.json says; None where there is none, or it is of other files."""
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        with open(f"{prefix}.made.json", "rb") as file:
+            said: dict[str, Any] = json.loads(file.read(1 << 24))
+        if (said["documents"], said["tokens"]) == (documents, tokens):
+            return said
+    return None
+
+
 def greatest(prefix: Path, index: DatasetIndex) -> int:
     """The greatest of the first 131,072 tokens. Raises OSError."""
     with open(f"{prefix}.bin", "rb") as file:

@@ -20,7 +20,7 @@ from launcher.runs.plan import image, rules
 from launcher.runs.plan.image import ImageFacts
 from launcher.runs.plan.job import Backend
 from launcher.runs.plan.mounts import Host
-from launcher.runs.plan.plan import Plan, Stamp, make_plan
+from launcher.runs.plan.plan import INFINIBAND, Plan, Stamp, make_plan
 from launcher.runs.plan.program import ProgramKind, fewest, program
 from launcher.runs.plan.render import place
 from launcher.runs.plan.resolved import Resolved, resolve
@@ -84,16 +84,22 @@ def assemble(
 def _decided(
     run: Resolved, chosen: Backend, visible: Sequence[Gpu] | None
 ) -> tuple[Resolved, list[str]]:
-    """The run without `auto` where GPUs decide, and notes on it."""
+    """The run without `auto` where GPUs decide, and empty splits dropped; notes on it."""
     from launcher.runs.checks import auto, gather
 
+    dropped = list[str]()
+    if documents := gather.documents(run.mounts):
+        from launcher.runs.checks import splits
+
+        run, dropped = splits.without_empty(run, documents)
     if not auto.is_open(run.config):
-        return run, []
+        return run, dropped
     if visible is None:
         visible = ()
         with suppress(EngineError):  # where that matters, it is told as the run starts
             visible = gather.visible(run.gpus, chosen)
-    return auto.decide(run, visible)
+    run, notes = auto.decide(run, visible)
+    return run, [*dropped, *notes]
 
 
 def _unused(plan: Plan, facts: ImageFacts) -> Iterator[str]:
@@ -274,6 +280,7 @@ def _host(chosen: Backend, asked: RunRequest, *, rootless: bool) -> Host:
         groups=who.groups,
         runs=str(settings().runs),
         payload=payload.keep(settings().runs, asked.payload),
+        infiniband=not chosen.scheduled and os.path.isdir(INFINIBAND),
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -88,6 +88,14 @@ def job(text: str) -> tuple[Backend, Job]:
     if not (run.startswith(text) or _is_own(run)):
         raise UsageError(f"run {run}, called {text}, was started by somebody else", "Give its id.")
     return next(pair for pair in known if pair[1].run == run)
+
+
+def named(texts: Iterable[str]) -> list[str]:
+    """The runs that `texts` name, each pattern as all of this user's jobs whose names fit it."""
+    own = (
+        [one for _, one in jobs() if _is_own(one.run)] if any(map(record.is_pattern, texts)) else []
+    )
+    return record.expanded(texts, [(one.run, one.labels.get(f"{LABEL}name", "")) for one in own])
 
 
 def resumable() -> list[str]:

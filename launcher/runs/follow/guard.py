@@ -28,7 +28,7 @@ LOG_INTERVAL = 100
 """Our program's and Megatron's, where it isn't given."""
 
 NOT_A_NUMBER = "the loss or a gradient isn't a number"
-"""What failures.yaml calls it where a program ends for that by itself, as Megatron's do."""
+"""As the table of known failures calls it, where a program ends for it by itself."""
 
 
 @dataclass

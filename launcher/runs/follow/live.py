@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from enum import Enum
 from statistics import median
 from typing import TYPE_CHECKING, TextIO
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from launcher.runs.records.metrics import Found, TrainingStep
     from launcher.runs.records.throughput import Rates
 
+FIRST_STEP = "waiting for the first step"
 INTERVAL = 0.1
 """Seconds between two drawings, at least."""
 
@@ -39,6 +41,14 @@ class LiveState:
     times: tuple[float, ...] = ()
     memory_mib: float | None = None
     warning: str = ""
+
+    @property
+    def seconds_left(self) -> float:
+        """By the middle of the last few times; 0 before the first step."""
+        if self.step is None:
+            return 0.0
+        left = self.step.train_iters - self.step.iteration
+        return left * median(self.times or [self.step.ms_per_step]) / 1000
 
     def after(self, found: Found, rates: Rates | None = None) -> LiveState:
         """The state once the log has said `found`."""
@@ -75,16 +85,15 @@ def _parts(step: TrainingStep, state: LiveState) -> list[tuple[int, str]]:
     rates = state.rates
     tflops = rates.tflops_per_gpu if rates else step.reported_tflops_per_gpu
     share = f" ({rates.mfu:.1%})" if rates and rates.mfu is not None else ""
-    left = (step.train_iters - step.iteration) * median(state.times or [step.ms_per_step]) / 1000
     memory = state.memory_mib
     parts = [
         (0, f"iteration {step.iteration}/{step.train_iters}"),
         (1, _loss(step)),
         (2, state.warning),
-        (3, _pace(step.ms_per_step)),
-        (5, f"{_short(rates.tokens_per_s)} tokens/s" if rates else ""),
+        (3, pace(step.ms_per_step)),
+        (5, f"{short(rates.tokens_per_s)} tokens/s" if rates else ""),
         (6, f"{_tflops(tflops)} TFLOP/s{share}" if tflops is not None else ""),
-        (4, f"ETA {duration(left)}" if left > 0 else ""),
+        (4, f"ETA {duration(state.seconds_left)}" if state.seconds_left > 0 else ""),
         (7, f"mem {memory * MIB / 1e9:.1f} GB" if memory else ""),
     ]
     return [part for part in parts if part[1]]
@@ -97,7 +106,8 @@ def _loss(step: TrainingStep) -> str:
     return f"loss {step.loss:#.4g}"
 
 
-def _pace(ms: float) -> str:
+def pace(ms: float) -> str:
+    """A step's time: 82.1 ms/step, 12.3 s/step."""
     return f"{ms:.1f} ms/step" if ms < 10_000 else f"{ms / 1000:.1f} s/step"
 
 
@@ -106,7 +116,7 @@ def _tflops(number: float) -> str:
     return f"{number:.1f}" if number >= 1 else f"{number:.2g}"
 
 
-def _short(number: float) -> str:
+def short(number: float) -> str:
     """A number in few figures: 985, 99.8k, 1.2M."""
     if number < 1000:
         return f"{number:.0f}"
@@ -130,17 +140,34 @@ def _columns() -> int:
     return shutil.get_terminal_size().columns
 
 
+class Shown(Enum):
+    """How much of a run is shown: its output not at all, short on a terminal, or whole."""
+
+    QUIET = "quiet"
+    USUAL = "usual"
+    WHOLE = "whole"
+
+
 class LiveLine:
     """Draws the line below the output, and takes it away before more output passes.
 
-    All that is written to the terminal meanwhile has to go through `passing`. The line stands only
-    where the output ended a line, for as long as nothing more comes. Without a `stream` nothing is
-    drawn. A terminal that is lost ends the drawing, not the run.
+    Before the first step it says what is waited for. All that is written to the terminal meanwhile
+    has to go through `passing`. The line stands only where the output ended a line, for as long as
+    nothing more comes. Without a `stream` nothing is drawn. A terminal that is lost ends the
+    drawing, not the run.
     """
 
-    def __init__(self, stream: TextIO | None, width_of: Callable[[], int] = _columns) -> None:
+    def __init__(
+        self,
+        stream: TextIO | None,
+        width_of: Callable[[], int] = _columns,
+        shown: Shown = Shown.USUAL,
+    ) -> None:
         self.stream = stream and bare(stream)
         self.width_of = width_of
+        self.shown = shown
+        self.edit: Callable[[bytes, bool], bytes] = lambda data, is_error: data
+        self._awaited, self._since = "", 0.0
         self._state = LiveState()
         self._compiles: float | None = None  # since when
         self._text = ""  # what stands there now
@@ -162,6 +189,21 @@ class LiveLine:
         self._state = self._state.after(found, rates)
         self._changed.set()
 
+    def wait(self, text: str) -> None:
+        """Show what is waited for, from now on to the first step."""
+        if self.shown is Shown.WHOLE and not self.stream:
+            tell(text)
+        self._state = LiveState()
+        self._awaited, self._since = text, time.monotonic()
+        self._changed.set()
+
+    def hear(self, data: bytes) -> None:
+        """Know by a piece of the program's output what it is at."""
+        if data and self._awaited not in ("", FIRST_STEP):
+            self._awaited = FIRST_STEP
+        before = self._compiles or time.monotonic()
+        self._compiles = before if compiling(data, self._compiles is not None) else None
+
     def warn(self, text: str) -> None:
         """Show what is wrong, in a few words, from now on."""
         self._state = replace(self._state, warning=text)
@@ -178,8 +220,6 @@ class LiveLine:
             yield
             if data:
                 self._at_start = data.endswith(b"\n")
-                before = self._compiles or time.monotonic()
-                self._compiles = before if compiling(data, self._compiles is not None) else None
         self._changed.set()
 
     def close(self) -> None:
@@ -191,7 +231,7 @@ class LiveLine:
 
     def _keep_drawing(self) -> None:
         while not self._closed:
-            self._changed.wait(None if self._compiles is None else 1.0)
+            self._changed.wait(1.0 if self._awaited or self._compiles else None)
             self._changed.clear()
             with self._lock:
                 if self._at_start and not self._closed:
@@ -200,9 +240,10 @@ class LiveLine:
 
     def _waits(self) -> str:
         """What the first step waits for: what torch compiles once is there for all others."""
-        if self._compiles is None:
-            return ""
-        text = f"compiling the first step  {duration(time.monotonic() - self._compiles)}"
+        awaited, since = self._awaited, self._since
+        if self._compiles is not None:
+            awaited, since = "compiling the first step", self._compiles
+        text = f"{awaited}  {duration(time.monotonic() - since)}" if awaited else ""
         return text[: max(0, self.width_of() - 1)]
 
     def _put(self, text: str) -> None:
@@ -215,16 +256,23 @@ class LiveLine:
             self.stream.flush()
 
 
-screen = LiveLine(None)
+NO_SCREEN = screen = LiveLine(None)
 """What stands at the bottom of the terminal while a run is followed."""
 
 
 @contextmanager
-def screened() -> Iterator[None]:
-    """Draw the live line where stdout and stderr are a terminal."""
+def screened(shown: Shown = Shown.USUAL) -> Iterator[None]:
+    """Draw the live line where stdout and stderr are a terminal; within another, it is that."""
     global screen
-    with LiveLine(terminal(sys.stdout, sys.stderr, os.environ)) as screen:
+    if screen is not NO_SCREEN:
         yield
+        return
+    stream = terminal(sys.stdout, sys.stderr, os.environ)
+    try:
+        with LiveLine(stream, shown=shown) as screen:
+            yield
+    finally:
+        screen = NO_SCREEN
 
 
 class LostTerminal(OSError):
@@ -232,8 +280,10 @@ class LostTerminal(OSError):
 
 
 def write(data: bytes, is_error: bool) -> None:
-    """Pass a piece of output on. Raises LostTerminal, and BrokenPipeError of a pipe."""
+    """Pass a piece of output on, as it is shown. Raises LostTerminal, BrokenPipeError of a pipe."""
     out = sys.stderr.buffer if is_error else sys.stdout.buffer
+    screen.hear(data)
+    data = screen.edit(data, is_error)
     try:
         with screen.passing(data):
             out.write(data)

@@ -18,7 +18,7 @@ from launcher.runs.backends.slurm import slurm_queue
 POLL_SECONDS = 0.5
 ASK_SECONDS = 5.0
 LAST = 4000
-"""Bytes of what a part that failed wrote, which are told."""
+"""Bytes of a failed part's output that are printed."""
 
 SCRIPT = """\
 #!/bin/bash

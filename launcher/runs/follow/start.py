@@ -13,23 +13,22 @@ from threading import Thread
 from typing import TYPE_CHECKING
 
 from launcher.agent.checkpoints import folders, hold, lineage
-from launcher.base.errors import EngineError, LauncherError, PreflightError, UsageError
+from launcher.base.errors import LauncherError, UsageError
 from launcher.base.files import ForeignFileError
 from launcher.base.names import LABEL
-from launcher.base.settings import expanded
 from launcher.base.trust import require_own_links
-from launcher.runs.follow import files, find
-from launcher.runs.follow.assemble import PlannedRun, assemble, counted, new_stamp
+from launcher.runs.follow import files, find, live
+from launcher.runs.follow.assemble import PlannedRun, assemble, new_stamp
 from launcher.runs.follow.listener import Listener
-from launcher.runs.follow.live import tell
+from launcher.runs.follow.live import Shown, screened, tell
 from launcher.runs.follow.supervise import supervise
-from launcher.runs.payload import KEY, digest
+from launcher.runs.payload import KEY
 from launcher.runs.plan.job import Backend, Job
 from launcher.runs.plan.plan import Plan, Stamp
-from launcher.runs.plan.resolved import processes_of
+from launcher.runs.plan.program import ProgramKind, program
 from launcher.runs.records import owner, provenance, record, repeat, resume
 from launcher.runs.runfile.config import RunConfig
-from launcher.runs.runfile.source import Origin, Override, RunRequest, overridden
+from launcher.runs.runfile.source import RunRequest
 
 if TYPE_CHECKING:
     from launcher.runs.checks.machine import Machine
@@ -38,7 +37,14 @@ LISTEN = "launcher.runs.follow.listen"
 """All that listens to a run; there is nothing to hear before it has begun."""
 
 
-def start(asked: RunRequest, chosen: Backend, *, detach: bool, preflight: bool) -> int:
+def start(
+    asked: RunRequest,
+    chosen: Backend,
+    *,
+    detach: bool,
+    preflight: bool,
+    shown: Shown = Shown.USUAL,
+) -> int:
     """Start the run and follow it to its end; the program's exit code, or 0 once detached.
 
     Raises UsageError, EngineError and PreflightError before anything is started.
@@ -60,13 +66,16 @@ def start(asked: RunRequest, chosen: Backend, *, detach: bool, preflight: bool) 
     stamp = new_stamp()
     assembled = assemble(asked, chosen, stamp)
     asked = replace(asked, config=assembled.run.config)
-    with ExitStack() as starting:
+    with screened(shown), ExitStack() as starting:
+        live.screen.wait("checking")
         starting.enter_context(owner.alone())
-        plan = _kept(assembled, asked, chosen, preflight=preflight)
+        plan = keep(assembled, asked, chosen, preflight=preflight)
+        where = plan.image if chosen.contained else "this environment"
+        tell(f"run {plan.run} ({plan.name}) in {where}; record: {record.folder(plan.run)}")
         gc.freeze()  # what is imported stays, so it is looked at no more, not even at the end
         gc.enable()
         if detach:
-            print(_begin(chosen, plan, attach=False).run)
+            print(begin(chosen, plan, attach=False).run)
             return 0
         same = replace(asked, payload=dict(plan.labels).get(LABEL + KEY, ""))
         attempts = Attempts(same, chosen, stamp, First(plan, starting))
@@ -74,7 +83,7 @@ def start(asked: RunRequest, chosen: Backend, *, detach: bool, preflight: bool) 
         return supervise(chosen, attempts, restarts=restarts, listening=_listening).code
 
 
-def _kept(assembled: PlannedRun, asked: RunRequest, chosen: Backend, *, preflight: bool) -> Plan:
+def keep(assembled: PlannedRun, asked: RunRequest, chosen: Backend, *, preflight: bool) -> Plan:
     """The plan of a run that can work, once its folders are made and its record is kept."""
     plan = of_line(assembled.plan, asked, chosen)
     machine = prepare(replace(assembled, plan=plan), asked, chosen, preflight=preflight)
@@ -98,7 +107,7 @@ def _start_array(
                 one = task(asked, number)
                 assembled = assemble(one, chosen, new_stamp())
                 one = replace(one, config=assembled.run.config)
-                plans[number] = _kept(assembled, one, chosen, preflight=preflight)
+                plans[number] = keep(assembled, one, chosen, preflight=preflight)
             started: Sequence[Job] = chosen.start_array(plans)
         except LauncherError:
             for plan in plans.values():
@@ -137,14 +146,14 @@ def _listening(job: Job) -> AbstractContextManager[Sequence[Listener]]:
     return listening(job)
 
 
-def attach(text: str) -> int:
+def attach(text: str, shown: Shown = Shown.USUAL) -> int:
     """Follow a run that goes on, or went on, from its first line; its exit code."""
     chosen, job = find.job(text)
     try:
         kept = record.find(job.run)
     except UsageError:  # another user's or another cache's: it can be followed all the same
         tell(f"run {job.run} has no record here: it is only looked at, not stopped or removed")
-        return supervise(chosen, lambda attempt: job, job=job, guest=True).code
+        return supervise(chosen, lambda attempt: job, job=job, guest=True, shown=shown).code
     asked = kept.asked()
     chosen = chosen.configured(asked.config)
     restarts = asked.config.max_restarts
@@ -155,7 +164,9 @@ def attach(text: str) -> int:
             tell(f"{error.problem}: it won't be started again")
         restarts = 0
     attempts = Attempts(asked, chosen, _stamp(job), None)
-    return supervise(chosen, attempts, restarts=restarts, job=job, listening=_listening).code
+    return supervise(
+        chosen, attempts, restarts=restarts, job=job, listening=_listening, shown=shown
+    ).code
 
 
 def _stamp(job: Job) -> Stamp:
@@ -293,7 +304,7 @@ def tidy(plan: Plan, config: RunConfig) -> None:
         tell(f"an incomplete checkpoint was set aside: {path}")
 
 
-def _begin(chosen: Backend, plan: Plan, *, attach: bool) -> Job:
+def begin(chosen: Backend, plan: Plan, *, attach: bool) -> Job:
     """Start a run's first attempt; one that doesn't start leaves no record."""
     try:
         return chosen.start(plan, attach=attach)
@@ -322,11 +333,19 @@ class Attempts:
         self.first = first
 
     def __call__(self, attempt: int) -> Job:
+        """Start an attempt, and show what is waited for meanwhile and then."""
+        live.screen.wait(f"starting the {'container' if self.chosen.contained else 'processes'}")
+        job = self._start(attempt)
+        trains = program(self.asked.config.program).kind is not ProgramKind.SCRIPT
+        live.screen.wait("importing torch" if trains else "")
+        return job
+
+    def _start(self, attempt: int) -> Job:
         if attempt == 0 and self.first:
             # Read while the engine starts it, which takes longer.
             Thread(target=import_module, args=(LISTEN,), daemon=True).start()
             with self.first.starting:
-                return _begin(self.chosen, self.first.plan, attach=True)
+                return begin(self.chosen, self.first.plan, attach=True)
         with owner.alone():
             plan = self._again()
             labels = sorted([*plan.labels, (f"{LABEL}attempt", str(attempt))])
@@ -364,87 +383,3 @@ class Attempts:
                 "When it has saved, set checkpoint.load to the folder that it saves to.",
             )
         return replace(asked, config=resume.from_newest(asked.config))
-
-
-def resumed(text: str, chosen: Backend, overrides: list[Override]) -> tuple[RunRequest, list[str]]:
-    """What to ask for to go on with the run that `text` names, and what to tell of it.
-
-    `overrides` may set the number of GPUs, or of processes on the CPU; the layout then follows.
-    Raises UsageError where the run saved nothing, still goes on, or fits no such number.
-    """
-    from launcher.runs.follow import guard
-
-    kept = record.find(text)
-    with owner.following(kept.run) as nobody:
-        known, silent = find.everywhere()
-        for one in silent:
-            if kept.backend in one.names and one.may_have_jobs:
-                unknown = f"whether run {kept.run} still goes on can't be asked: {one}"
-                raise EngineError(unknown, one.why.remedy)
-        going_on = [job for _, job in known if job.run == kept.run and job.ended() is None]
-        if going_on or not nobody:
-            raise UsageError(
-                f"run {kept.run} still goes on",
-                f"Follow it with `launcher attach {kept.run}`, or stop it first.",
-            )
-    asked = kept.asked()
-    _refuse_overwritten(kept, asked.config)
-    config = resume.skipping(resume.from_newest(asked.config), guard.passed_over(kept.run))
-    config = overridden(config, overrides)
-    processes = processes_of(config, counted(config, chosen))
-    record.check_secrets(kept, config, os.environ)
-    found = resume.on_processes(config, kept.processes, processes, was=asked.config)
-    again = resume.upstreams(found.config, asked.config)
-    notes = [*found.notes, *again.notes]
-    if kept.payload != digest():
-        notes.append("this launcher's own runner and trainer go on, not those of then")
-    return replace(asked, config=again.config, payload=""), notes
-
-
-def _refuse_overwritten(kept: record.Record, config: RunConfig) -> None:
-    """Raise UsageError where another line's checkpoint is the newest where the run has saved."""
-    if config.nodes.rank or not config.checkpoint.save:
-        return
-    root = Path(kept.cwd, expanded(config.checkpoint.save))
-    try:
-        newest, own = folders.newest_complete(root), lineage.line(root, kept.run)
-    except OSError:  # another user's: told by preflight, or by the run
-        return
-    owner = lineage.owner(newest.folder) if newest else ""
-    if newest and owner and own and owner != own:
-        raise UsageError(
-            f"run {kept.run}: {newest.folder} is run {owner}'s, and would be gone on from",
-            f"Move run {owner}'s checkpoints away, and let {root / folders.TRACKER} name the "
-            "iteration to go on from.",
-        )
-
-
-def repeated(text: str, chosen: Backend, *, force: bool) -> tuple[RunRequest, list[str]]:
-    """What to ask for to repeat the run that `text` names exactly, and what to tell of it.
-
-    It saves into a folder of its own, and begins where that run began. Raises PreflightError,
-    with all that is no longer the same, unless told to go on all the same by `force`.
-    """
-    from launcher.runs.checks import gather
-
-    kept = record.find(text)
-    asked = kept.asked()
-    record.check_secrets(kept, asked.config, os.environ)
-    then, plan = record.read(kept.run, record.FACTS), record.read(kept.run, record.PLAN)
-    if then is None or plan is None:
-        raise UsageError(f"run {kept.run}: an older launcher kept no facts to compare with")
-    pinned = repeat.pinned(asked.config, then["image"], chosen)
-    config, notes = repeat.aside(pinned, asked.cwd, began=bool(then["began"]))
-    if pinned is not asked.config:
-        notes.append(f"{then['image']['name']} is no longer the image of then, which is used")
-    same = replace(asked, config=pinned, origin=Origin(f"run {kept.run}", {}, {}), tie=plan["tie"])
-    unmoved = assemble(same, chosen, new_stamp()).plan
-    asked = replace(same, config=config)
-    again = assemble(asked, chosen, new_stamp()).plan
-    machine = gather.machine(gather.engine_of(chosen), gpus=bool(again.gpus.count))
-    lines = provenance.changed(then, provenance.facts_of(again, asked, chosen, machine))
-    lines += repeat.differences(plan, provenance.kept_plan(unmoved))
-    if lines and not force:
-        told = [f"run {kept.run} can't be repeated exactly:", *(f"  {line}" for line in lines)]
-        raise PreflightError("\n".join(told), "--force runs it all the same.")
-    return asked, [*notes, *lines]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import threading
@@ -24,9 +25,9 @@ from launcher.agent.ranks.signals import SignalListener
 from launcher.base.errors import EngineError, UnfollowedError
 from launcher.base.names import LABEL
 from launcher.base.screen import duration
-from launcher.runs.follow import find
+from launcher.runs.follow import find, live
 from launcher.runs.follow.listener import Listener, Listening, nobody
-from launcher.runs.follow.live import LostTerminal, screened, tell, to_nowhere, write
+from launcher.runs.follow.live import LostTerminal, Shown, screened, tell, to_nowhere, write
 from launcher.runs.plan.job import KILLED, Backend, ConnectionLost, EndCause, ExitStatus, Job
 from launcher.runs.plan.plan import AFTER_GRACE
 from launcher.runs.records import owner
@@ -61,6 +62,7 @@ def supervise(
     job: Job | None = None,
     listening: Listening = nobody,
     guest: bool = False,
+    shown: Shown = Shown.USUAL,
 ) -> Ending:
     """Carry a run to its end, starting it again up to `restarts` times where it failed.
 
@@ -70,7 +72,7 @@ def supervise(
     one starts it again and removes it. A `guest` only looks on: a signal ends nothing but that.
     """
     stopper = Stopper()
-    with nullcontext() if guest else stopper.hearing(), screened(), ExitStack() as held:
+    with nullcontext() if guest else stopper.hearing(), screened(shown), ExitStack() as held:
         job = stopper.take(job) if job else stopper.started(start, 0)
         # What judges it is read as late as that: the run begins the sooner.
         from launcher.runs.follow import guard
@@ -106,12 +108,15 @@ def _to_its_end(
     chosen: Backend, job: Job, stopper: Stopper, *, mine: bool, listeners: Sequence[Listener]
 ) -> Ending:
     """Follow the job; where it is `mine`, remove it, but for a lost engine or terminal."""
-    from launcher.runs.follow import guard, watchdog
+    from launcher.runs.follow import compact, guard, watchdog
     from launcher.runs.records.ending import Ending
 
     follower = Follower(chosen, job, stopper, mine, listeners)
+    live.screen.edit = compact.editor(job.run, live.screen, os.environ)
     try:
         ended = follower.follow()
+        for is_error in (False, True):
+            follower.write(b"", is_error)  # what of a line hasn't ended
     except (EngineError, LostTerminal, BrokenPipeError):
         raise
     except OSError as error:
@@ -207,7 +212,7 @@ class Follower:
 
     def _take(self, data: bytes, is_error: bool) -> None:
         """Pass it on first: who listens mustn't hold it up."""
-        self._write(data, is_error)
+        self.write(data, is_error)
         self.tail.add(data)
         for listener in [*self.listeners]:
             try:
@@ -217,7 +222,7 @@ class Follower:
                 name = type(listener).__name__.lower()
                 tell(f"the {name} has ended, the run goes on: {type(error).__name__}: {error}")
 
-    def _write(self, data: bytes, is_error: bool) -> None:
+    def write(self, data: bytes, is_error: bool) -> None:
         """Pass it on; a closed pipe asks the run to stop, which saves and ends with no reader.
 
         Ctrl-C ends `| tee` too, and what the run says of its saving is then for nobody.

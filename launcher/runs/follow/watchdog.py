@@ -48,7 +48,7 @@ class Silence:
         self.compiles = compiling(data, self.compiles)
 
     def left(self, now: float) -> float | None:
-        """Seconds from `now` until it is due, 0 where it is; None where it has been told."""
+        """Seconds from `now` until it is due, 0 where it is; None where it has been reported."""
         least = COMPILE_SECONDS if self.compiles else 0.0 if self.begun else START_SECONDS
         return None if self.told else max(0.0, self.since + max(self.timeout, least) - now)
 
@@ -113,7 +113,7 @@ class SilenceWatch:
                 self.silence.told = True
 
     def bark(self) -> None:
-        """Tell who waits for whom, keep the stacks, and end the run where that is wanted."""
+        """Report who waits for whom, keep the stacks, and end the run where that is wanted."""
         if owner.asked_to_stop(self.job.run):  # it saves, and is given its time for that
             return
         silent = f"no output for {self.clock() - self.silence.since:.0f} s"

@@ -46,7 +46,7 @@ def labelled(labels: Mapping[str, str]) -> ImageFacts:
 
 
 def planned(image: Image, matrix: Matrix, place: Callable[[str], str]) -> ImageFacts:
-    """The facts the matrix has of an image that isn't there yet; `place` tells where a key stands.
+    """The facts the matrix has of an image that isn't there yet; `place` says where a key stands.
 
     Raises UsageError, naming the nearest, for a tag or a release that isn't in the matrix.
     """

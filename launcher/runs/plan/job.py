@@ -35,11 +35,13 @@ class ExitStatus:
     """How a job ended: its exit code, 128 + S for signal S, and the cause.
 
     `why` are words for it where the backend knows more than the output tells: which node it was.
+    `hosts` are the machines of its nodes, by their ranks, where a scheduler chose them.
     """
 
     code: int
     cause: EndCause = EndCause.ITSELF
     why: str = ""
+    hosts: tuple[str, ...] = ()
 
 
 class OutputPiece(NamedTuple):

@@ -173,7 +173,7 @@ def _shape(
     # Megatron's hidden size of the MLP where none is given (megatron/training/arguments.py).
     usual = int(4 * hidden * 2 / 3 / 64) * 64 if gated else 4 * hidden
     ffn = whole(options, "ffn_hidden_size", usual)
-    # Upstream groups queries only where told to, and then into one group by default.
+    # Upstream groups queries only where asked to, and then into one group by default.
     told = "group_query_attention" in options
     groups = whole(options, "num_query_groups", 1 if told else heads)
     groups = groups if told or not upstream else heads

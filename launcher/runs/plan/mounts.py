@@ -27,6 +27,7 @@ class Host:
     `rootless` is True where a container's root is the calling user outside; `every_node` where
     all nodes of a run are started here, on one machine; `scheduled` where a scheduler starts them.
     `runs` has the runs' own folders, by their ids. `payload` is what is carried into the run.
+    `infiniband`: whether the machine has such devices.
     """
 
     uid: int
@@ -41,6 +42,7 @@ class Host:
     groups: tuple[int, ...] = ()
     runs: str = ""
     payload: Payload = NONE
+    infiniband: bool = False
 
     @property
     def entry(self) -> str:

@@ -24,6 +24,7 @@ from launcher.runs.runfile.values import Gpus
 
 HERE = "none: this environment"
 BANNER_ULIMITS = {"memlock": -1, "stack": 67108864}
+INFINIBAND = "/dev/infiniband"
 FIRST_NODE = "node-0"
 """What the first node is called where all nodes are on one machine."""
 
@@ -51,7 +52,9 @@ class Plan:
     user laid over; the same as words stand in `argv`.
     `secrets` maps variables to the files of the host that hold their values. `checkpoints` is the
     folder of the host that is saved to. A run with `tie` stops when its standard input is closed.
-    `fewer`: smaller node counts that the run may start with.
+    `fewer`: smaller node counts that the run may start with; `spare`: more nodes, of which the
+    fittest take part. With `own_devices` a node looks
+    itself whether it has InfiniBand's devices: nobody knows which machine it will be.
     """
 
     run: str
@@ -81,6 +84,10 @@ class Plan:
     groups: tuple[int, ...] = ()
     no_new_privileges: bool = True
     fewer: tuple[int, ...] = ()
+    devices: tuple[str, ...] = ()
+    own_devices: bool = False
+    cap_add: tuple[str, ...] = ()
+    spare: int = 0
 
     @property
     def payload(self) -> Mount | None:
@@ -191,6 +198,10 @@ def make_plan(run: Resolved, host: Host, stamp: Stamp, *, tie: bool = False) -> 
         fewer=fewer,
         groups=host.groups if _is_caller(config, host) else (),
         no_new_privileges=config.resources.no_new_privileges,
+        devices=_devices(config, host),
+        own_devices=config.resources.devices is None and config.nodes.count > 1 and host.scheduled,
+        cap_add=tuple(config.resources.cap_add),
+        spare=config.nodes.spare,
     )
 
 
@@ -215,6 +226,10 @@ def _fewer(
     config: RunConfig, origin: Origin, host: Host, processes: int, release: str | None
 ) -> tuple[int, ...]:
     """The numbers of nodes that will do as well. Raises UsageError."""
+    if config.nodes.spare and not host.scheduled:
+        raise UsageError(
+            f"{origin.place('nodes.spare')}: no scheduler gives more nodes here", "Leave it out."
+        )
     if config.nodes.min and host.every_node:
         raise UsageError(
             f"{origin.place('nodes.min')}: all nodes are on this machine, and none stays away",
@@ -229,6 +244,7 @@ def _runner(
     """The runner's own part of the command line."""
     argv = [config.image.python, host.entry, "runner", "--processes-per-node", str(processes)]
     argv += ["--fewer", ",".join(map(str, fewer))] if fewer else []
+    argv += ["--wanted", str(config.nodes.count)] if config.nodes.spare else []
     argv += ["--grace", str(config.resources.stop_grace)]
     if config.checkpoint.keep and config.checkpoint.save:
         argv += ["--checkpoints", config.checkpoint.save, "--keep", str(config.checkpoint.keep)]
@@ -268,6 +284,13 @@ def _shared_memory(config: RunConfig, gpus: Gpus, processes: int) -> tuple[str, 
     if gpus.count and processes * config.nodes.count > 1:
         return "host", None
     return "private", PRIVATE_SHM
+
+
+def _devices(config: RunConfig, host: Host) -> tuple[str, ...]:
+    """Those asked for, or InfiniBand's for nodes of several machines, where this one has them."""
+    if config.resources.devices is not None:
+        return tuple(config.resources.devices)
+    return (INFINIBAND,) if config.nodes.count > 1 and host.infiniband and host.contained else ()
 
 
 def _network(config: RunConfig, host: Host) -> str | None:
@@ -363,7 +386,7 @@ def _labels(
         "name": config.name,
         "image": image,
         "created": stamp.created,
-        "nodes": str(config.nodes.count),
+        "nodes": str(config.nodes.count + config.nodes.spare),
         "processes": str(processes),
         "gpus": config.gpus,
         "stop_grace": str(config.resources.stop_grace + AFTER_GRACE),

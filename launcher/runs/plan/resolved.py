@@ -19,6 +19,7 @@ from launcher.runs.runfile.source import Origin
 from launcher.runs.runfile.values import Gpus, parse_gpus
 
 MICRO_BATCH = "--micro-batch-size"
+SPLIT = "--split"
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,13 @@ class Resolved:
             for option in self.options
         )
         return replace(self, options=tuple(options))
+
+    def with_split(self, split: str) -> Resolved:
+        """The same with another share of documents for each split."""
+        options = [option for option in self.options if option.name != SPLIT]
+        data = self.config.data.model_copy(update={"split": split})
+        config = self.config.model_copy(update={"data": data})
+        return replace(self, config=config, options=(*options, Option(SPLIT, split, "data.split")))
 
     def with_micro_batch(self, size: int) -> Resolved:
         """The same with a micro-batch of `size`, which the run file then has, too."""

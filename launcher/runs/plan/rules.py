@@ -26,7 +26,7 @@ UNEVEN = ("decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers
 
 @dataclass(frozen=True)
 class RuleInput:
-    """What a program is told: each option's value, the layout, and the variables around it.
+    """What a program is given: each option's value, the layout, and the variables around it.
 
     cpu: it runs without a GPU, and so without Transformer Engine and Apex
     """
@@ -47,7 +47,7 @@ class RuleInput:
         return str(values[0]) if values else default
 
     def number(self, option: str, default: float = 0) -> float:
-        """Its first value; the default where that is no number, which is told of its kind."""
+        """Its first value; the default where that is no number, which its type's check reports."""
         try:
             value = float(self.text(option, str(default)))
         except ValueError:
@@ -402,7 +402,7 @@ IGNORED = (
 def broken(
     rules: tuple[OptionRule, ...], told: RuleInput, release: str | None, place: Callable[[str], str]
 ) -> Iterator[tuple[str, str]]:
-    """What is wrong by the rules of `release`, with the mend; `place` tells where it stands."""
+    """What is wrong by the rules of `release`, with the mend; `place` says where it stands."""
     if told.has(*ELSEWHERE):
         return
     for rule in rules:

@@ -6,11 +6,15 @@ refuses more. Where programs take only some values of an option, it has those of
 
 from __future__ import annotations
 
+import ast
+import inspect
+from collections.abc import Mapping
+
 from pydantic.json_schema import JsonSchemaValue
 
 from launcher.base import names
 from launcher.runs.plan import arguments
-from launcher.runs.runfile import source, values
+from launcher.runs.runfile import clusters, config, source, values
 from launcher.runs.runfile.config import RunConfig
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
@@ -43,6 +47,10 @@ def schema() -> JsonSchemaValue:
     for section, model in arguments.SECTIONS.items():
         for key, value in parts[model.__name__]["properties"].items():
             _describe(f"{section}.{key}", value)
+    for name, texts in key_texts().items():
+        for key, text in texts.items():
+            value = parts[name]["properties"][key]
+            value["description"] = "; ".join(filter(None, [text, value.get("description")]))
     for key, value in made["properties"].items():
         if key in TOLD:
             value["description"] = TOLD[key]
@@ -53,6 +61,26 @@ def schema() -> JsonSchemaValue:
     made["anyOf"] = [{"required": made.pop("required")}, {"required": [source.EXTENDS]}]
     _short_forms(parts)
     return {"$schema": DIALECT, "title": "A run file of launcher run", **made}
+
+
+def key_texts() -> Mapping[str, Mapping[str, str]]:
+    """What each key means, by model and key: the docstrings below the models' fields.
+
+    They are read from the source, which costs no time where runs start.
+    """
+    found = dict[str, dict[str, str]]()
+    for module in (config, clusters):
+        for node in ast.parse(inspect.getsource(module)).body:
+            if isinstance(node, ast.ClassDef):
+                texts = found.setdefault(node.name, {})
+                for field, text in zip(node.body, node.body[1:], strict=False):
+                    match field, text:
+                        case (
+                            ast.AnnAssign(target=ast.Name(id=key)),
+                            ast.Expr(value=ast.Constant(value=str(said))),
+                        ):
+                            texts[key] = said
+    return found
 
 
 def _simplify(part: JsonSchemaValue) -> None:

@@ -59,7 +59,7 @@ class Alarm:
 
 
 class Detector:
-    """Looks at one step after the other; what goes on being wrong is told once.
+    """Looks at one step after the other; what goes on being wrong is reported once.
 
     `window` is how many lines a number is compared with, `threshold` the deviations that it may be
     above them.

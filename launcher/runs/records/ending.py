@@ -13,7 +13,7 @@ from functools import cached_property
 from launcher.agent.checkpoints.folders import CheckpointFolder
 from launcher.agent.words import STOPPED
 from launcher.runs.plan.job import KILLED, EndCause, ExitStatus
-from launcher.runs.records import record
+from launcher.runs.records import nodes, record
 from launcher.runs.records.failures import Explanation, explain
 
 ENGINE_FAILED = 125
@@ -120,6 +120,27 @@ class Ending:
         """What its last output tells of a failure."""
         return explain([self.tail.encode(errors="replace")], self.ended.cause)
 
+    @cached_property
+    def blamed(self) -> tuple[str, str]:
+        """The machine that it failed on, and the cause where that is its own; else "" of both."""
+        return nodes.blame(self.ended, self.tail) if self.outcome is Outcome.FAILED else ("", "")
+
+    @property
+    def clues(self) -> list[str]:
+        """The known cause of a failure and its cure, or the line that looks most like a cause."""
+        if self.outcome is not Outcome.FAILED or self.guarded:  # the guard has said why
+            return []
+        signs, suspects = self.explained.signs, self.explained.suspects
+        if signs:
+            return signs[0].lines  # the others follow from it
+        likely = suspects[:1] if self.itself else []
+        return [f"no known cause; most like one: {line.text}" for line in likely]
+
+    @property
+    def sets(self) -> list[str]:
+        """The keys, with values, that go on with it in spite of the failure."""
+        return [sign.failure.sets for sign in self.explained.signs[:1] if sign.failure.sets]
+
     @property
     def full(self) -> bool:
         """Whether a disk is, and nothing failed before: a full /dev/shm has another cure."""
@@ -152,33 +173,49 @@ class Ending:
 
 
 def describe(ending: Ending, run: str, saved: CheckpointFolder | None, folder: str) -> list[str]:
-    """What to tell of the end, line by line; nothing of a run that finished.
+    """What to tell of the end, line by line: one of a run that finished.
 
     `saved` is its newest complete checkpoint, and `folder` where it saves any, or "". The exit
     code is told once: a rank's own line has it.
     """
     if ending.outcome is Outcome.FINISHED:
-        return []
+        return [f"run {run} finished{_kept(run, saved)}"]
     told, reason = f"run {run} {ending.outcome.value}", ending.reason
     if not re.search(rf"\bcode {ending.code}\b", reason):
         told += f", exit code {ending.code}"
     lines, sets = [f"{told}: {reason}" if reason else told], ""
     if ending.full and folder:
         lines.append(f"see what is free where it saves: {folder}")
-    elif ending.outcome is Outcome.FAILED and not ending.guarded:  # who has said why
-        signs, suspects = ending.explained.signs, ending.explained.suspects
-        for sign in signs[:1]:  # the others follow from it
-            lines += sign.lines
-            sets = f" --set {sign.failure.sets}" if sign.failure.sets else ""
-        if suspects and not signs and ending.itself:
-            lines.append(f"no known cause; most like one: {suspects[0].text}")
+    elif ending.clues:
+        lines += ending.clues
+        sets = "".join(f" --set {name}" for name in ending.sets)
+        if not ending.explained.signs:
             lines.append(f"all that its log says of it: launcher explain {run}")
+    node, cause = ending.blamed
+    if cause:
+        lines.append(f"the node {node} is to blame: {cause}; `launcher nodes` lists such")
     if saved:
         lines.append(f"newest complete checkpoint: {saved.folder} (iteration {saved.iteration})")
         lines.append(f"to go on: launcher resume {run}{sets}")
     elif folder:
         lines.append("it saved no complete checkpoint")
+    if (kept := record.folder(run)).is_dir():
+        lines.append(f"its record: {kept}")
     return lines
+
+
+def _kept(run: str, saved: CheckpointFolder | None) -> str:
+    """Where a run's newest checkpoint and its record are, and what can be done with them."""
+    folder, told, following = record.folder(run), "", list[str]()
+    if saved:
+        told += f"; newest checkpoint: {saved.folder} (iteration {saved.iteration})"
+        more = f"launcher resume {run} --set training.train_iters={2 * saved.iteration}"
+        following += [more, f"launcher generate {run} TEXT"]
+        following += [f"launcher checkpoint export {run} -o FOLDER"]
+    if (folder / record.FILE).is_file():
+        told += f"; record: {folder}"
+        following.append(f"launcher plot {run}")
+    return f"{told}; next: {', '.join(following)}" if following else told
 
 
 def keep(
@@ -187,12 +224,15 @@ def keep(
     """Note how an attempt ended; `signals` are those that this launcher was sent, by name.
 
     attempt: 0 the first; ended: the time (ISO 8601); outcome: finished, stopped or failed; code:
-    the launcher's exit code; cause: what the backend says; by: who ended it; checkpoint: the
-    newest complete one. Where there is no record, or this is in it already, nothing is kept.
+    the launcher's exit code; cause: what the backend says; clues: what the log says of a failure;
+    by: who ended it; checkpoint: the newest complete one; node: the machine that it failed on;
+    node_cause: where that is its own. Where there is no record, or this is in it already, nothing
+    is kept.
     """
     endings = record.read_lines(record.folder(run) / record.ENDINGS)
     if any(told.get("attempt") == attempt for told in endings):
         return
+    node, node_cause = ending.blamed
     told = {
         "attempt": attempt,
         "ended": datetime.now(timezone.utc).replace(microsecond=0).isoformat(),
@@ -200,9 +240,12 @@ def keep(
         "code": ending.code,
         "cause": ending.ended.cause.value,
         "reason": ending.reason,
+        "clues": ending.clues,
         "by": _by(ending, signals),
         "checkpoint": str(saved.folder) if saved else None,
         "iteration": saved.iteration if saved else None,
+        "node": node,
+        "node_cause": node_cause,
     }
     with suppress(OSError):
         record.append(run, record.ENDINGS, told)

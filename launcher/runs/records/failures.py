@@ -1,15 +1,15 @@
 """Known failures: recognises them in a log, and says what mends them.
 
-A log of any length is read in constant memory: of lines that differ in numbers and addresses
-alone, as 64 ranks write them, only the first is looked at.
+Each line is read as its words, without prefixes, and with who says it (loglines.py). Of what is
+found, a reason outranks a report of it by others, and that a summary (KINDS).
 """
 
 from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from itertools import accumulate
 from pathlib import Path
@@ -19,84 +19,87 @@ import yaml
 
 from launcher.base.yamlfile import Loader
 from launcher.runs.plan.job import EndCause
+from launcher.runs.records import refusals
+from launcher.runs.records.loglines import LogLine, Words, by_source
+from launcher.runs.records.logreader import LogReader
 
-TABLE = Path(__file__).with_name("failures.yaml")
-LONGEST_QUOTE = 160
-LONGEST_LINE = 1 << 16
-PIECE = 1 << 22
-"""Bytes of a log that are looked at together."""
+KNOWN = Path(__file__).with_name("known")
+KINDS = ("cause", "request", "report", "summary")
+"""What a row tells of, what outranks others first.
 
-CONTEXT = 64
-"""Lines kept from the piece before, for what is said in several lines."""
+request: somebody asked for the end; where something failed before, it is a report. report: ranks
+write it as well when another, or another node, has failed. summary: only that something has.
+"""
 
-MOST_SEEN = 1 << 18
-"""Kinds of lines that are remembered; beyond that they are looked at again."""
+AFTERWARDS = KINDS[2:]
+"""What may be what another failure has led to."""
 
 SUSPECTS = 10
-DIGITS = b"0123456789abcdef"
-"""What lines may differ in and be the same: a rank, a time, an address."""
-
-TROUBLE = re.compile(
-    rb"(?i)error|fail|warn|kill|time[d]? ?out|unable|cannot|can't|could not|couldn't|mismatch|"
-    rb"exception|assert|\bxid\b|no |not |nan|\.py\", line|due to|denied|unauthorized|oom|"
-    rb"runner: |reason:|toomany|back-?off|invalid|loss scale|died|deadline|low on|terminate|"
-    rb"undefined|abort|stopiteration|unreachable|unrecogni[sz]ed|insufficient|taint|disagree|dumped|signal"
+RAISED = re.compile(
+    r"(?:^|[\s:])(?:[A-Za-z_]\w*\.)*(?:[A-Z]\w*(?:Error|Exception)\b(?!\()|Exception(?=: ))"
 )
-"""What a line has, or its neighbour, that is looked at for known failures."""
-
-RAISED = re.compile(r"(?:^|[\s:])(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception)\b(?!\()")
 LOUD = re.compile(
     r"\b(?:ERROR|FATAL|Fatal|[Ee]rror|fatal|panic|NCCL WARN|abort\w*|core dumped|[Ff]ailed)\b"
 )
-WARNS, LAST = "NCCL WARN ", r"(?:NCCL WARN |Last error:\n(?:\S+: )?)"
-"""Where torch says NCCL's last warning, whatever NCCL_DEBUG is: a line of its own."""
+CHAINED = re.compile(r"During handling of the above exc|the direct cause of the following exc")
+ECHO = re.compile(r"ChildFailedError|^ {4}|^\s*(?:raise|except) |\bfailed \(exitcode: 1\)")
+"""What says only that something failed elsewhere, and code."""
 
+FAR = re.compile(
+    r"NCCL|\bc10d\b|TCPStore|[Gg]loo\b|[Rr]endezvous|\bDist\w+Error|[Cc]onnection |[Ss]ocket"
+)
+"""In an exception: it may be of another's failure, whichever its row."""
+
+FRAME = re.compile(r'File "\S*?(megatron/\S+)\.py", line \d+, in (\w+)')
 COMMAND = re.compile(r"`([^`]+)`")
 """A command in a cure."""
-
-RANK = re.compile(r"\[(?:rank|default)?(\d+)\]:|\b[Rr]ank[ =:](\d+)\b|^ *(\d+): ")
-NODE = re.compile(r"^(node-\d+) \| |^([A-Za-z][\w.-]*):\d+:\d+ \[\d+\]|\bON (\S+) CANCELLED\b")
-TIME = re.compile(r"\b(?:\d{4}-\d\d-\d\d[T ])?\d\d:\d\d:\d\d(?:[.,]\d+)?\b")
 
 
 @dataclass(frozen=True)
 class Failure:
-    """A row of failures.yaml, which says what its keys are."""
+    """A row of known/FAMILY.yaml: a failure, and how a log tells of it.
+
+    name: what failed, in a few words. cure: what mends it. source: threads that report it, or who
+    writes it. since: the first release that writes one of its texts, as its sources tell; `any`
+    where all do that the matrix has. says: regular expressions (MULTILINE) of lines without their
+    prefixes; one is in its output. who: whose words they are (loglines.SPEAKERS), "" for anybody's.
+    kind: one of KINDS. raised: an expression of where Megatron raises what is else unknown
+    (refusals.py). prevented: what keeps it from happening, or tells of it before the start.
+    cause: the end that alone tells it, where nothing was written (EndCause). sets: KEY=VALUE that
+    `resume` has to set, so that it does not fail so again.
+    """
 
     name: str
     cure: str
     source: str
     since: str
     says: tuple[str, ...]
+    family: str
+    who: str = ""
+    kind: str = KINDS[0]
+    raised: str = ""
     prevented: str = ""
-    follows: int = 0
     cause: str = ""
     sets: str = ""
 
-
-@dataclass(frozen=True)
-class LogLine:
-    """A line of a log: its number from 1, its text, and the rank, node and time that it names."""
-
-    line: int
-    text: str
-    rank: str = ""
-    node: str = ""
-    time: str = ""
-
     @property
-    def where(self) -> str:
-        """The line's number, and who wrote it when, as far as it says so."""
-        rank = f"rank {self.rank}" if self.rank else ""
-        return ", ".join(filter(None, (f"line {self.line}", self.node, rank, self.time)))
+    def follows(self) -> bool:
+        """Whether it may be what another failure has led to."""
+        return self.kind in AFTERWARDS
 
 
 @dataclass(frozen=True)
 class FailureSign:
-    """A known failure that a log shows, and the line that does; None where the end tells it."""
+    """A known failure that a log shows, and the lines that do; None where the end tells it.
+
+    said: the last of them. first: the number of the first. kind: its row's, or `report` for a
+    request that came after a failure.
+    """
 
     failure: Failure
     said: LogLine | None = None
+    first: int = 0
+    kind: str = KINDS[0]
 
     @property
     def lines(self) -> list[str]:
@@ -107,64 +110,81 @@ class FailureSign:
 
 @cache
 def table() -> tuple[Failure, ...]:
-    """All that are known."""
-    return tuple(Failure(**row) for row in yaml.load(TABLE.read_bytes(), Loader))  # noqa: S506
+    """All that are known, by family."""
+    files = sorted(KNOWN.glob("*.yaml"))
+    texts = [yaml.load(file.read_bytes(), Loader) for file in files]  # noqa: S506
+    return tuple(Failure(**row, family=text["family"]) for text in texts for row in text["rows"])
 
 
 @cache
-def _patterns() -> tuple[re.Pattern[str], ...]:
-    says = ("|".join(known.says).replace(WARNS, LAST) for known in table())
-    return tuple(re.compile(each, re.MULTILINE) for each in says)
+def _patterns() -> tuple[tuple[Failure, re.Pattern[str]], ...]:
+    return tuple((known, re.compile("|".join(known.says), re.MULTILINE)) for known in table())
 
 
 @dataclass(frozen=True)
 class Explanation:
     """What a log says of a failure.
 
-    `signs` are the known ones, the first cause first and those that follow from others last;
-    `suspects` the lines that look most like a first cause, as they stand in the log.
+    `signs` are the known ones, the first cause first and those that follow from others last; none
+    where the first failure is unknown. `suspects` are the lines that look most like a first cause,
+    `aftermath` what is known to follow from an unknown one, and `about` what the log says of the
+    run: releases, GPUs, layout, the last iteration.
     """
 
     signs: list[FailureSign]
     suspects: list[LogLine]
+    aftermath: list[FailureSign] = field(default_factory=list)
+    about: dict[str, str] = field(default_factory=dict)
 
     @property
     def lines(self) -> list[str]:
         """What to tell of it: the cause, where it is said, the cure, what may be ignored."""
-        if not self.signs:
-            suspects = [f"  {said.where}: {said.text}" for said in self.suspects]
-            told = "; these lines look most like one:" if suspects else ", nor a line like one"
-            return [f"no known cause{told}", *suspects]
-        first, *rest = self.signs
-        said = [f"said: {first.said.where}: {first.said.text}"] if first.said else []
+        rest = self.signs[1:] or self.aftermath
         follows = [
             f"  {sign.failure.name}" + (f" ({sign.said.where})" if sign.said else "")
             for sign in rest
         ]
-        return [
-            f"cause: {first.failure.name}",
-            *said,
-            f"cure: {first.failure.cure}",
-            *(["what follows from it, or came after it:", *follows] if follows else []),
-        ]
+        after = ["what follows from it, or came after it:", *follows] if follows else []
+        if not self.signs:
+            suspects = [line for said in self.suspects for line in _shown(said)]
+            told = "; these lines look most like one:" if suspects else ", nor a line like one"
+            return [f"no known cause{told}", *suspects, *after, *self._asking]
+        first = self.signs[0]
+        said = [f"said: {first.said.where}: {first.said.text}"] if first.said else []
+        raised = [first.said.raised_by] if first.said and first.said.raised_by else []
+        cause = [f"cause: {first.failure.name}", *said, *raised, f"cure: {first.failure.cure}"]
+        return [*cause, *after]
+
+    @property
+    def _asking(self) -> list[str]:
+        if not self.about:
+            return []
+        told = ", ".join(f"{name} {value}" for name, value in self.about.items())
+        return [f"for a question to others, the log says of the run: {told}"]
 
     def as_json(self) -> dict[str, Any]:
         """The same for programs: cause, its sign, commands that look or mend, what follows."""
-        told = [
-            {
-                "cause": sign.failure.name,
-                "cure": sign.failure.cure,
-                "commands": COMMAND.findall(sign.failure.cure),
-                "said": _dict(sign.said),
-            }
-            for sign in self.signs
-        ]
-        suspects = [] if told else [_dict(said) for said in self.suspects]
-        return {"causes": told[:1], "follows": told[1:], "suspects": suspects}
+        first, rest = self.signs[:1], self.signs[1:] or self.aftermath
+        return {
+            "causes": [_as_dict(sign) for sign in first],
+            "follows": [_as_dict(sign) for sign in rest],
+            "suspects": [] if first else [asdict(said) for said in self.suspects],
+            "about": self.about,
+        }
 
 
-def _dict(said: LogLine | None) -> dict[str, Any] | None:
-    return asdict(said) if said else None
+def _shown(said: LogLine) -> list[str]:
+    return [f"  {said.where}: {said.text}", *([f"    {said.raised_by}"] * bool(said.raised_by))]
+
+
+def _as_dict(sign: FailureSign) -> dict[str, Any]:
+    return {
+        "cause": sign.failure.name,
+        "family": sign.failure.family,
+        "cure": sign.failure.cure,
+        "commands": COMMAND.findall(sign.failure.cure),
+        "said": asdict(sign.said) if sign.said else None,
+    }
 
 
 def explain(log: Iterable[bytes], cause: EndCause = EndCause.ITSELF) -> Explanation:
@@ -173,87 +193,122 @@ def explain(log: Iterable[bytes], cause: EndCause = EndCause.ITSELF) -> Explanat
     Memory is bounded, whatever the log's length; a GB of 64 ranks' lines takes some seconds.
     """
     signs = {known.name: FailureSign(known) for known in table() if known.cause == cause.value}
-    raised, loud = list[LogLine](), list[LogLine]()
-    seen, told, before, first = set[bytes](), set[bytes](), list[tuple[int, str]](), 1
-    for piece in _pieces(log):
-        kinds = piece.translate(None, DIGITS).split(b"\n")
-        new = set(kinds) - seen
-        seen = new if len(seen) > MOST_SEEN else seen | new
-        if new and (kept := _kept(piece, kinds, new, first)):
-            _look(before + kept, signs)
-            for number, line in kept:
-                chosen = raised if RAISED.search(line) else loud if LOUD.search(line) else None
-                kind = line.encode().translate(None, DIGITS)
-                if chosen is not None and len(chosen) < SUSPECTS and kind not in told:
-                    told.add(kind)
-                    chosen.append(_said(number, line))
-            before = kept[-CONTEXT:]
-        first += len(kinds)
-    order = sorted(
-        signs.values(), key=lambda sign: (sign.failure.follows, sign.said.line if sign.said else 0)
+    raised, loud = dict[str, LogLine](), dict[str, LogLine]()
+    reader = LogReader(log)
+    for before, kept in reader.windows():
+        _find(by_source(before + kept), signs)
+        _suspect(by_source(kept), raised, loud)
+    _place(list(raised.values()), signs)
+    suspects = [*raised.values(), *loud.values()][:SUSPECTS]
+    ordered, unknown = _ordered(list(signs.values()), list(raised.values()))
+    return Explanation(
+        [] if unknown else ordered,
+        sorted(suspects, key=lambda said: said.line),
+        ordered if unknown else [],
+        reader.about,
     )
-    suspects = (raised + loud)[:SUSPECTS]
-    return Explanation(order, sorted(suspects, key=lambda said: said.line))
 
 
-def _pieces(log: Iterable[bytes]) -> Iterator[bytes]:
-    """The log in pieces of whole lines; a line that is far too long is cut."""
-    parts, size = list[bytes](), 0
-    for data in log:
-        parts.append(data)
-        size += len(data)
-        if size >= PIECE:
-            whole, newline, left = b"".join(parts).rpartition(b"\n")
-            yield whole if newline else left
-            parts = [left] if newline else []
-            size = len(left) if newline else 0
-    if size:
-        yield b"".join(parts).removesuffix(b"\n")
-
-
-def _kept(piece: bytes, kinds: list[bytes], new: set[bytes], first: int) -> list[tuple[int, str]]:
-    """The lines, with their numbers, of a kind not seen before that tell of trouble.
-
-    Each with its neighbours.
-    """
-    lines = piece.split(b"\n")
-    firsts = dict(zip(reversed(kinds), range(len(kinds) - 1, -1, -1), strict=True))
-    at = set[int]()
-    for kind in new:
-        index = firsts[kind]
-        if TROUBLE.search(lines[index], 0, LONGEST_LINE):
-            at.update((index - 1, index, index + 1))
-    return [
-        (first + index, lines[index][:LONGEST_LINE].decode(errors="replace"))
-        for index in sorted(at)
-        if 0 <= index < len(lines)
-    ]
-
-
-def _look(kept: list[tuple[int, str]], signs: dict[str, FailureSign]) -> None:
+def _find(lines: list[Words], signs: dict[str, FailureSign]) -> None:
     """Add the failures that these lines tell of, and that none before them did."""
-    text = "\n".join(line for _, line in kept)
-    starts = list(accumulate((len(line) + 1 for _, line in kept), initial=0))
-    for known, pattern in zip(table(), _patterns(), strict=True):
+    text = "\n".join(line.text for line in lines)
+    starts = list(accumulate((len(line.text) + 1 for line in lines), initial=0))
+    for known, pattern in _patterns():
         sign = signs.get(known.name)
-        if (sign is None or sign.said is None) and (match := pattern.search(text)):
-            signs[known.name] = FailureSign(
-                known, _said(*kept[bisect_right(starts, match.end() - 1) - 1])
+        if sign is not None and sign.said is not None:
+            continue
+        for match in pattern.finditer(text):
+            first, last = (
+                bisect_right(starts, at) - 1 for at in (match.start(), max(0, match.end() - 1))
             )
+            if not known.who or lines[last].speaker in known.who:
+                said = _located(lines, last)
+                signs[known.name] = FailureSign(known, said, lines[first].number, known.kind)
+                break
 
 
-def _said(number: int, line: str) -> LogLine:
-    """A line as far as it fits on one of the launcher's, and what it says of itself."""
-    rank, node = (
-        next(filter(None, match.groups()), "") if (match := known.search(line)) else ""
-        for known in (RANK, NODE)
+def _place(raised: list[LogLine], signs: dict[str, FailureSign]) -> None:
+    """Add the failures that the place tells of at which Megatron raises an unknown message."""
+    told = [sign.said.line for sign in signs.values() if sign.said]
+    for known in table():
+        for said in raised if known.raised and known.name not in signs else ():
+            if said.line not in told and re.match(known.raised, said.raised_by):
+                signs[known.name] = FailureSign(known, said, said.line, known.kind)
+                break
+
+
+def _suspect(lines: list[Words], raised: dict[str, LogLine], loud: dict[str, LogLine]) -> None:
+    """Add the lines that look like a first cause: of chained exceptions the first, and errors."""
+    chained = False
+    for index, line in enumerate(lines):
+        chained = chained or bool(CHAINED.search(line.text))
+        is_raised = RAISED.search(line.text)
+        if ECHO.search(line.text) or not (is_raised or LOUD.search(line.text)):
+            continue
+        if is_raised and chained:
+            chained = False
+            continue
+        chosen, kind = raised if is_raised else loud, re.sub(r"[\da-f]+", "", line.text)
+        if len(chosen) < SUSPECTS and kind not in chosen:
+            chosen[kind] = _located(lines, index)
+
+
+def _located(lines: list[Words], index: int) -> LogLine:
+    """The line to quote, and where Megatron raises it, as far as its words or its stack tell."""
+    line = lines[index]
+    if not RAISED.search(line.text):
+        return line.quoted
+    where = refusals.find(line.text)
+    if not where:
+        before = (FRAME.search(one.text) for one in reversed(lines[max(0, index - 40) : index]))
+        frame = next(filter(None, before), None)
+        where = f"raised under {frame[2]} of {frame[1]}.py" if frame else ""
+    return replace(line.quoted, raised_by=where)
+
+
+def _ordered(signs: list[FailureSign], raised: list[LogLine]) -> tuple[list[FailureSign], bool]:
+    """The signs, the first cause first; and whether an unknown failure outranks them.
+
+    That is one before all of them, or of a rank that wrote none, where all are others' reports:
+    the output of several nodes isn't in the order in which it was written.
+    """
+    signs = [_ranked(sign, signs, raised) for sign in signs]
+    apart = [sign for sign in signs if not any(_explains(other, sign) for other in signs)]
+    found = sorted(
+        apart, key=lambda sign: (KINDS.index(sign.kind), sign.said.line if sign.said else 0)
     )
-    time = match[0] if (match := TIME.search(line)) else ""
-    text = line.strip()
-    return LogLine(
-        number,
-        text if len(text) <= LONGEST_QUOTE else f"{text[:LONGEST_QUOTE]}…",
-        rank,
-        node,
-        time,
+    if not found or found[0].kind not in AFTERWARDS or found[0].said is None:
+        return found, False
+    begin, ranks = (
+        min(sign.first for sign in found),
+        {sign.said.rank for sign in found if sign.said},
     )
+    return found, any(
+        (said.line < begin or (said.rank and said.rank not in ranks)) and not _is_known(said)
+        for said in raised
+    )
+
+
+def _ranked(sign: FailureSign, signs: list[FailureSign], raised: list[LogLine]) -> FailureSign:
+    """The sign; a request is a report where something had failed before it."""
+    before = [said.line for said in raised] + [one.first for one in signs if one.failure.follows]
+    if sign.kind == "request" and any(0 < line < sign.first for line in before):
+        return replace(sign, kind="report")
+    return sign
+
+
+def _explains(other: FailureSign, sign: FailureSign) -> bool:
+    """Whether another sign explains this one's lines, and more."""
+    if sign.said is None or other.said is None or other.failure.follows:
+        return False
+    inside = other.first <= sign.first and sign.said.line <= other.said.line
+    return inside and _extent(other) > _extent(sign)
+
+
+def _extent(sign: FailureSign) -> int:
+    """The lines after the first that it explains."""
+    return max(0, sign.said.line - sign.first) if sign.said else 0
+
+
+def _is_known(said: LogLine) -> bool:
+    return bool(FAR.search(said.text)) or any(p.search(said.text) for _, p in _patterns())

@@ -132,7 +132,7 @@ def parse_all(line: str) -> list[Found]:
 
 
 def padded_vocabulary(line: str) -> int | None:
-    """The size of the padded vocabulary, from the line in which Megatron tells it."""
+    """The size of the padded vocabulary, from the line in which Megatron prints it."""
     if "padded vocab" not in line:
         return None
     told = _PADDED.search(line)

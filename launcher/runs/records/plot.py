@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import inf
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,9 @@ def plot(names: Sequence[str], output: Path) -> list[str]:
 
     Raises UsageError where there is no such run, no metrics, or no such folder, and as `install`.
     """
-    known = {run.run: run.name for run in map(record.find, names)}
+    pattern = any(map(record.is_pattern, names))
+    listed = [(run.run, run.name) for run in record.records()] if pattern else []
+    known = {run.run: run.name for run in map(record.find, record.expanded(names, listed))}
     runs = [curves(f"{name} ({run})", read_metrics(run)) for run, name in known.items()]
     empty = [run.name for run in runs if not (run.train or run.validation or run.samples)]
     if len(empty) == len(runs):
@@ -78,11 +81,10 @@ def curves(name: str, records: Iterable[dict[str, Any]]) -> Curves:
     )
 
 
-def _is_drawn(found: dict[str, Any]) -> bool:
-    """Whether it is a step, or an evaluation of the first validation set."""
-    if found["kind"] == VALIDATION:
-        return found["split"] == VALIDATION and not found.get("dataset")
-    return bool(found["kind"] == STEP)
+def _is_first_validation(found: dict[str, Any]) -> bool:
+    """Whether it is an evaluation of the first validation set."""
+    mine = found["kind"] == VALIDATION and found["split"] == VALIDATION
+    return mine and not found.get("dataset")
 
 
 def continued(records: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -96,7 +98,7 @@ def continued(records: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     for each in records:
         if each["kind"] == REWIND:
             back[each["attempt"]] = each["iteration"]
-        elif _is_drawn(each):
+        elif each["kind"] == STEP or _is_first_validation(each):
             mine = attempts.setdefault(each["attempt"], {})
             mine[each["iteration"], each["kind"]] = each
     kept: dict[tuple[int, str], dict[str, Any]] = {}
@@ -104,7 +106,7 @@ def continued(records: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
         begun, end = min(mine)[0], back.get(attempt, inf)
         kept = {key: each for key, each in kept.items() if key[0] < begun} | mine
         kept = {key: each for key, each in kept.items() if key[0] <= end}
-    return [each for _, each in sorted(kept.items(), key=lambda item: item[0])]
+    return [each for _, each in sorted(kept.items(), key=itemgetter(0))]
 
 
 def _points(pairs: Iterable[tuple[int, float | None]]) -> Points:

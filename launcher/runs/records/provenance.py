@@ -68,7 +68,7 @@ def facts_of(
 def kept_plan(plan: Plan) -> dict[str, Any]:
     """The plan as it is kept: a secret's value is left out, as if it were the launcher's own.
 
-    So is what only this one run is told.
+    So is what only this one run is given.
     """
     env = {name: None if is_secret(name, value) else value for name, value in plan.env}
     env.pop(lineage.VARIABLE, None)

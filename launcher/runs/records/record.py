@@ -14,6 +14,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic_core import from_json
+
 from launcher.base import files, logfile, owned
 from launcher.base.errors import UsageError, nearest
 from launcher.base.names import LABEL
@@ -37,6 +39,9 @@ LINE_ROOM = 1 << 13
 """More bytes than a line of an ending has."""
 
 IMAGE_NAME = re.compile(rb'^ "image": \{\n  "name": ("(?:[^"\\]|\\.)*")', re.MULTILINE)
+PIECE = 1 << 20
+"""Bytes of lines that are read together."""
+
 BLOCK = 1 << 12
 """Bytes that are read at once of what is short, or of which the beginning or the end is enough."""
 
@@ -218,8 +223,8 @@ def read(run: str, name: str) -> dict[str, Any] | None:
 def read_file(path: str | Path) -> dict[str, Any] | None:
     """The object in a file of JSON; None where there is none, or the file can't be read."""
     try:
-        with open(path, "rb") as file:
-            found = json.loads(file.read())
+        with open(path, "rb", buffering=0) as file:
+            found = _parse(file.read())
     except (OSError, ValueError):
         return None
     return found if isinstance(found, dict) else None
@@ -243,8 +248,21 @@ def read_lines(path: str | Path) -> Iterator[dict[str, Any]]:
 
     A line that isn't whole, where a launcher was killed, has none.
     """
-    with suppress(OSError), open(path, "rb") as file:
-        yield from _objects(file)
+    with suppress(OSError), open(path, "rb", buffering=0) as file:
+        rest = b""
+        while piece := file.read(PIECE):
+            whole, _, rest = (rest + piece).rpartition(b"\n")
+            yield from _together(whole)
+        yield from _together(rest)
+
+
+def _together(lines: bytes) -> Iterable[dict[str, Any]]:
+    """The objects in lines; where all of them are whole, they are parsed at once, which is fast."""
+    try:
+        found = from_json(b"[" + lines.replace(b"\n", b",") + b"]")
+    except ValueError:
+        return _objects(lines.split(b"\n"))
+    return [one for one in found if isinstance(one, dict)]
 
 
 def newest_lines(path: str | Path, most: int) -> Iterator[dict[str, Any]]:
@@ -262,8 +280,16 @@ def newest_lines(path: str | Path, most: int) -> Iterator[dict[str, Any]]:
 def _objects(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
     for line in filter(None, lines):
         with suppress(ValueError):
-            if isinstance(found := json.loads(line), dict):
+            if isinstance(found := _parse(line), dict):
                 yield found
+
+
+def _parse(text: bytes) -> Any:
+    """What JSON says; it may have halves of characters, as a file's name has. Raises ValueError."""
+    try:
+        return from_json(text)
+    except ValueError:
+        return json.loads(text)
 
 
 def records() -> list[Record]:
@@ -277,11 +303,11 @@ def each() -> Iterator[Record]:
     with suppress(OSError):
         names = os.listdir(runs)
     for name in names:
-        if kept := _record(name, f"{runs}/{name}/{FILE}"):
+        if kept := load(name, f"{runs}/{name}/{FILE}"):
             yield kept
 
 
-def _record(run: str, path: str | Path) -> Record | None:
+def load(run: str, path: str | Path) -> Record | None:
     """The record of a run by its whole id; None where there is no readable one."""
     with suppress(TypeError):  # another launcher's
         kept = Record(**read_file(path) or {})
@@ -300,11 +326,35 @@ def find(text: str) -> Record:
 
     Of several of one name it is the newest. Raises UsageError where there is none.
     """
-    if text.isalnum() and (whole := _record(text, folder(text) / FILE)):
+    if text.isalnum() and (whole := load(text, folder(text) / FILE)):
         return whole
     known = records()
     run = match(text, [(record.run, record.name) for record in known], "None was started yet.")
     return next(record for record in known if record.run == run)
+
+
+def expanded(texts: Iterable[str], known: Iterable[tuple[str, str]]) -> list[str]:
+    """The texts, each pattern as the ids of all runs among (id, name) whose names fit it.
+
+    A pattern that fits none stays, so that whoever looks for it says so.
+    """
+    pairs, found = [*known], list[str]()
+    for text in texts:
+        fitting = [run for run, name in pairs if fits(name, text)] if is_pattern(text) else []
+        found += fitting or [text]
+    return [*dict.fromkeys(found)]
+
+
+def is_pattern(text: str) -> bool:
+    """Whether it may fit several names, none of which has such a character."""
+    return any(character in text for character in "*?[")
+
+
+def fits(name: str, pattern: str) -> bool:
+    """Whether a run's name is the one given, or fits the pattern."""
+    from fnmatch import fnmatchcase
+
+    return name == pattern or (is_pattern(pattern) and fnmatchcase(name, pattern))
 
 
 def match(
@@ -313,13 +363,13 @@ def match(
     none: str,
     own: list[tuple[str, str]] | None = None,
 ) -> str:
-    """The id that `text` names among (id, name), the newest first.
+    """The id that `text` names among (id, name), the newest first; a name may be a pattern.
 
     Raises UsageError, which lists what is known, or the user's `own` runs where others' are known,
     and says `none` where there is nothing to choose from.
     """
     begun = [run for run, _ in known if text and run.startswith(text)]
-    named = [run for run, name in known if name == text]
+    named = [run for run, name in known if fits(name, text)]
     if text in begun:
         return text
     if named:

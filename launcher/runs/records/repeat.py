@@ -45,7 +45,7 @@ def as_task(config: RunConfig, number: int, cwd: str) -> RunConfig:
 def aside(
     config: RunConfig, cwd: str, *, began: bool, named: Callable[[str], str] | None = None
 ) -> tuple[RunConfig, list[str]]:
-    """The configuration with folders of its own to write to, and what to tell of them.
+    """The configuration with folders of its own to write to, and what to report about them.
 
     A run that loaded what it saved, and `began` from nothing, is to find nothing again. `named`
     says what is in place of a folder: by default one beside it that nothing has yet.

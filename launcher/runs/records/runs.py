@@ -32,7 +32,12 @@ TAIL = 1 << 16
 
 @dataclass(frozen=True)
 class RunSummary:
-    """What is told of a run in a list; `loss` is the last one logged, at `iteration`."""
+    """What a list says of a run.
+
+    `loss` is the last one logged, at `iteration`; `why` are the reason that it ended, who ended it
+    where it didn't by itself, and what its log says of a failure; `saved` is its newest complete
+    checkpoint.
+    """
 
     run: str
     name: str
@@ -45,19 +50,34 @@ class RunSummary:
     iteration: int | None
     loss: float | None
     folder: str
+    why: tuple[str, ...] = ()
+    saved: str = ""
 
 
 def known(jobs: Iterable[Job]) -> list[RunSummary]:
     """The runs that have a record, newest first; `jobs` are those that backends know of."""
-    alive = {job.run: PAUSED if job.state() == PAUSED else RUNNING for job in jobs if goes_on(job)}
+    alive = living(jobs)
     runs = settings().runs  # looked up once, and not for each of thousands
-    found = [_run(kept, f"{runs}/{kept.run}", alive) for kept in record.each()]
+    found = [
+        summary(kept, folder := f"{runs}/{kept.run}", alive, _last_step(folder))
+        for kept in record.each()
+    ]
     return sorted(found, key=lambda run: run.created, reverse=True)
 
 
-def _run(kept: Record, folder: str, alive: Mapping[str, str]) -> RunSummary:
+def living(jobs: Iterable[Job]) -> dict[str, str]:
+    """The states of the runs that go on, by their ids."""
+    return {job.run: PAUSED if job.state() == PAUSED else RUNNING for job in jobs if goes_on(job)}
+
+
+def summary(
+    kept: Record, folder: str, alive: Mapping[str, str], last: Mapping[str, Any], image: str = ""
+) -> RunSummary:
+    """The summary of a run with this record; `last` is the newest step of its metrics.
+
+    Without an `image`, its name is read from the facts.
+    """
     ending = _last_ending(folder)
-    last = _last_step(folder)
     over = ending if kept.run not in alive else None
     outcome = ending["outcome"] if ending else UNKNOWN
     return RunSummary(
@@ -68,13 +88,24 @@ def _run(kept: Record, folder: str, alive: Mapping[str, str]) -> RunSummary:
         created=kept.created,
         ended=over["ended"] if over else "",
         backend=kept.backend,
-        image=record.image_name(f"{folder}/{record.FACTS}"),
+        image=image or record.image_name(f"{folder}/{record.FACTS}"),
         iteration=max(
             filter(None, (last.get("iteration"), (over or {}).get("iteration"))), default=None
         ),
         loss=last.get("loss"),
         folder=folder,
+        why=_why(over or {}),
+        saved=(ending or {}).get("checkpoint") or "",
     )
+
+
+def _why(ending: Mapping[str, Any]) -> tuple[str, ...]:
+    """Why an attempt ended; () of one that was done."""
+    if ending.get("outcome") in (None, "finished"):
+        return ()
+    by = ending.get("by", "itself")
+    found = ending.get("reason"), "" if by == "itself" else f"ended by {by}"
+    return tuple(filter(None, (*found, *ending.get("clues", ()))))
 
 
 def _last_ending(folder: str | Path) -> dict[str, Any] | None:
@@ -113,7 +144,7 @@ def _last_step(folder: str) -> Mapping[str, Any]:
 class Filter:
     """Which runs are meant: each that is given has to fit.
 
-    since, before: those that were created after or before that time.
+    name: a pattern of it; since, before: those that were created after or before that time.
     """
 
     states: tuple[str, ...] = ()
@@ -123,7 +154,9 @@ class Filter:
 
     def takes(self, run: RunSummary) -> bool:
         """Whether the run is one of them."""
-        if (self.states and run.state not in self.states) or self.name not in (None, run.name):
+        if self.states and run.state not in self.states:
+            return False
+        if self.name is not None and not record.fits(run.name, self.name):
             return False
         created = datetime.fromisoformat(run.created)
         return (self.since or created) <= created and (not self.before or created < self.before)

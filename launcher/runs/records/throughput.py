@@ -35,7 +35,7 @@ PEAKS: tuple[tuple[str, dict[str, float]], ...] = (
     (r"H200 NVL", {"fp16": 835.5, "bf16": 835.5, "fp32": 60}),
     (r"B200", {"fp16": 2250, "bf16": 2250, "fp32": 75, "memory": 8, "link": 1800}),
 )
-"""Dense TFLOP/s by the names that nvidia-smi tells, without their NVIDIA or Tesla.
+"""Dense TFLOP/s by the names that nvidia-smi prints, without their NVIDIA or Tesla.
 
 fp16 and bf16 are those of the tensor cores that sum in fp32, as training does; fp32 is without
 TF32; memory is its bandwidth in TB/s, and link that of NVLink in GB/s, both ways. Where NVIDIA

@@ -32,7 +32,7 @@ class Speed:
         self.step = throughput.step_of(plan) if plan else None
 
     def read_vocabulary(self, line: str) -> None:
-        """Take the padded vocabulary from the line that tells it."""
+        """Take the padded vocabulary from the line that has it."""
         if self.plan and (size := metrics.padded_vocabulary(line)):
             self.step = throughput.step_of(self.plan, size)
 
@@ -55,7 +55,7 @@ class RecordWatch:
     """Keeps one attempt of a run in the folder of its record, from the attempt's first byte on.
 
     What was kept of the attempt before goes when that comes: an engine may have no log to give.
-    `seen` is called with each metric. What can't be written is told of once, by `tell`; the run
+    `seen` is called with each metric. What can't be written is reported once, by `tell`; the run
     goes on, and what comes when there is room again is kept.
     """
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
@@ -49,33 +49,57 @@ def _tasks(array: str) -> list[int]:
     return sorted(found)
 
 
-class Slurm(Strict):
-    """What a job asks of Slurm; `options` are further ones of sbatch, by their long names.
+class Exclude(Strict):
+    """`auto`, or its numbers: leave out what failed so often in so many days of its own cause."""
 
-    `image` is what the nodes know the image by, where that isn't its name: a .sqsh, a .sif
-    or a registry's. `setup` are lines of shell that each node runs first: modules, or a venv.
-    `signal` is how many seconds before the end of its `time` a run saves and stops; with `requeue`
-    the job then waits in the queue again, and goes on.
-    An `array` is as many runs of the file as it has tasks; with %1 it is one run, with which each
-    job goes on.
-    """
+    failures: Positive = 2
+    days: Positive = 7
+
+
+def _exclude(value: object) -> object:
+    """`exclude: auto` for the usual numbers; Slurm's own text, and a list, name nodes."""
+    return {} if value == "auto" else value
+
+
+Hosts = Annotated[list[Object], Field(min_length=1)]
+Quantity = Annotated[
+    Text,
+    BeforeValidator(lambda value: str(value) if type(value) in (int, float) else value),
+    Matching(r"\d+(\.\d+)?[A-Za-z]*", "a quantity: 12, 0.5 or 64Gi"),
+]
+
+
+class Slurm(Strict):
+    """What a job asks of Slurm."""
 
     container: Literal["none", "docker", "podman", "pyxis", "apptainer"] = "none"
+    """What ranks run in. Not given: pyxis or apptainer, whichever is here, else refused."""
     image: Text | None = None
-    setup: Text | None = None
+    """What the nodes know the image by: a .sqsh, a .sif or a registry's name."""
+    setup: Text | list[Line] | None = None
+    """Shell that each node runs first, as text or a list of lines: modules, or a venv."""
+    gpu_type: Annotated[Text, Matching(r"[A-Za-z0-9][\w.-]*", "a type of GPUs: h100")] | None = None
+    """The type of the GPUs, as sinfo shows it: h100."""
     time: Time | None = None
+    """The time limit."""
     partition: Line | None = None
     account: Line | None = None
     qos: Line | None = None
     constraint: Line | None = None
     reservation: Line | None = None
     dependency: Line | None = None
+    exclude: Annotated[Exclude | Line, BeforeValidator(_exclude)] | None = None
+    """Nodes to leave out, as sbatch takes them; `auto` for those that failed before."""
     array: Array | None = None
+    """A run for each task: 0-7; with %1 one run in a chain of jobs."""
     requeue: Flag = False
+    """At the end of `time`, and after a failed node, the job waits again and goes on."""
     signal: Whole = 120
+    """Seconds before the end of `time` at which the run saves and stops; 0 is never."""
     options: dict[Annotated[Text, Matching(r"[a-z][a-z-]+", "mail-user")], Line | int | bool] = (
         Field(default_factory=dict)
     )
+    """Further options of sbatch, by their long names."""
 
     @field_validator("container", mode="before")
     @classmethod
@@ -95,6 +119,12 @@ class Slurm(Strict):
             if name in (*Slurm.model_fields, *OURS):
                 raise ValueError(f"options.{name}: it has a key of its own, or is the launcher's")
         return self
+
+    @property
+    def setup_lines(self) -> list[str]:
+        """The lines of `setup`."""
+        asked = self.setup or []
+        return asked.splitlines() if isinstance(asked, str) else [*asked]
 
     @property
     def is_chain(self) -> bool:
@@ -130,32 +160,45 @@ class Toleration(Strict):
 
 
 class Kubernetes(Strict):
-    """What a run asks of a cluster; by default the context and namespace that kubectl has.
-
-    `image` is what the nodes pull, where that isn't the image's name; `runtime` what a trainjob
-    refers to. `volumes` say where the folders lie that the rest of the file names; `secrets` maps
-    variables to a Secret of the cluster and its key; `resources` are further ones of each node:
-    cpu, rdma/ib. `restarts` is how often the cluster starts a run that failed again.
-    """
+    """What a run asks of a cluster."""
 
     kind: Literal["jobset", "trainjob"] = "jobset"
+    """The object that is created."""
     runtime: Object = "torch-distributed"
+    """The ClusterTrainingRuntime of a trainjob."""
     context: Line | None = None
+    """kubectl's own by default."""
     namespace: Object | None = None
+    """kubectl's own by default."""
     image: Reference | None = None
+    """What the nodes pull, where that isn't the image's name."""
     image_pull_secrets: list[Object] = Field(default_factory=list)
+    """Names of Secrets."""
     service_account: Object | None = None
     node_selector: dict[Line, Text] = Field(default_factory=dict)
     tolerations: list[Toleration] = Field(default_factory=list)
     priority_class: Object | None = None
     queue: Object | None = None
+    """A local queue of Kueue, by which the run waits."""
+    """Kueue's LocalQueue."""
     volumes: dict[Absolute, Volume] = Field(default_factory=dict)
+    """Where the folders lie that the rest of the file names: {claim: NAME} or {host_path: /mnt}."""
     secrets: dict[
         Variable, Annotated[Text, Matching(r"[a-z0-9][a-z0-9.-]*/[\w.-]+", "wandb/api-key")]
     ] = Field(default_factory=dict)
+    """Variables, each with a Secret and its key: wandb/api-key."""
     gpu: Line = "nvidia.com/gpu"
+    """What the cluster calls a GPU."""
     resources: dict[Line, Line | Positive] = Field(default_factory=dict)
+    """Further limits of a node: rdma/ib."""
+    per_gpu: dict[Line, Quantity] = Field(default_factory=dict)
+    """Requested with each GPU: cpu, memory."""
+    exclude: Annotated[Exclude | Hosts, BeforeValidator(_exclude)] | None = None
+    """Names of nodes to leave out; `auto` for those that failed before."""
+    pod: dict[Text, Any] = Field(default_factory=dict)
+    """Laid over the pod's template: metadata and spec."""
     restarts: Whole = 0
+    """How often the cluster starts a run that failed again."""
 
     @model_validator(mode="after")
     def _one_place(self) -> Kubernetes:
@@ -163,6 +206,8 @@ class Kubernetes(Strict):
         for name in ("memory", self.gpu):
             if name in self.resources:
                 raise ValueError(f"resources.{name}: resources.memory and gpus ask for it")
+        if both := sorted(self.resources.keys() & self.per_gpu.keys()):
+            raise ValueError(f"per_gpu.{both[0]}: resources has it as well: take one")
         if self.kind == "trainjob" and (self.priority_class or self.restarts):
             raise ValueError("a trainjob has priority_class and restarts from its runtime")
         return self

@@ -14,6 +14,7 @@ from pydantic import ConfigDict, Field, model_serializer, model_validator
 from launcher.runs.payload import PYTHON
 from launcher.runs.runfile.clusters import Kubernetes, Slurm
 from launcher.runs.runfile.values import (
+    Device,
     Extra,
     Flag,
     Fraction,
@@ -27,6 +28,7 @@ from launcher.runs.runfile.values import (
     Prefixes,
     Reference,
     Scalars,
+    Shares,
     Size,
     Steps,
     Strict,
@@ -160,20 +162,22 @@ class Parallel(Strict):
 
 
 class Data(Strict):
-    """What is trained on: `path` is the prefix of a .bin and .idx, or weights and prefixes.
-
-    `text` are files to make them of before the start, `text_key` the key or column with the text.
-    `mock` asks for made-up tokens where no path is given; `vocab_size` counts the end-of-document
-    token; `cache` is a folder for Megatron's index of the data.
-    """
+    """What is trained on."""
 
     path: Prefixes | None = None
+    """The prefix of a .bin and .idx, or weights and prefixes: [0.3, /data/a, 0.7, /data/b]."""
     text: Texts | None = None
+    """Files of text to tokenize before the start, in any format of `data tokenize`."""
     text_key: Text | None = None
+    """The key or column with the text."""
     mock: Flag = False
-    split: Text | None = None
+    """Train on made-up tokens where no path is given."""
+    split: Shares | None = None
+    """Shares of training, validation and test documents: "949,50,1" or a list."""
     cache: Text | None = None
+    """A folder for Megatron's index of the data; else one in the launcher's cache."""
     vocab_size: Positive | None = None
+    """Includes the end-of-document token."""
     vocab_file: Text | None = None
     merge_file: Text | None = None
     tokenizer_type: Text | None = None
@@ -182,26 +186,27 @@ class Data(Strict):
 
 
 class Checkpoint(Strict):
-    """Where checkpoints go and come from: folders, from where the launcher is started.
-
-    `keep` is how many complete ones stay, the newest; with `save_overwrite` the run may save
-    among another run's, over those of an equal iteration; `exit_signal_handler` saves when the run
-    is asked to stop, as it does unless told otherwise wherever there is a folder to save to.
-    """
+    """Where checkpoints go and come from: folders, from where the launcher is started."""
 
     save: Text | None = None
+    """The folder to save to; made where it is missing."""
     load: Text | None = None
+    """The folder to continue from: the same one, or another."""
     save_interval: Positive | None = None
+    """Iterations between saves."""
     keep: Positive | None = None
+    """How many complete checkpoints stay, the newest."""
     save_overwrite: Flag | None = None
+    """Save among another run's checkpoints, over those of an equal iteration."""
     exit_signal_handler: Flag | None = None
+    """Save when the run is asked to stop; true wherever there is a `save`."""
     no_load_optim: Flag | None = None
     no_load_rng: Flag | None = None
     finetune: Flag | None = None
 
 
 class Logging(Strict):
-    """What is told during the run, to whom, and how often.
+    """What a run reports, where, and how often.
 
     A project of Weights & Biases gets the run under `wandb_exp_name`, or else the run's name.
     """
@@ -227,20 +232,32 @@ class MountSpec(Strict):
 
 
 class Resources(Strict):
-    """What the container is given; the defaults are what NVIDIA's images ask for.
-
-    `ipc` not given is the host's for several processes with GPUs, and else private, with room.
-    """
+    """What the container is given; the defaults are what NVIDIA's images ask for."""
 
     ipc: Literal["host", "private", "shareable"] | None = None
+    """`host` for several processes with GPUs, else `private` with 8 GiB; or `shareable`."""
     shm_size: Size | None = None
+    """The size of /dev/shm where `ipc: private` is given: 16g; else the engine's 64 MiB."""
     memory: Size | None = None
+    """The container's limit: 64g. A run that reaches it ends with 137."""
     ulimits: dict[Text, Annotated[int, Field(strict=True, ge=-1)]] | None = None
+    """Replaces `memlock: -1` (with GPUs) and `stack: 67108864`."""
     network: Text | None = None
+    """The engine's own by default, `host` with several nodes; or `none`."""
+    devices: list[Device] | None = None
+    """Not given: InfiniBand's (/dev/infiniband) for several nodes, where a node has them."""
+    cap_add: list[Annotated[Text, Matching("[A-Z_]+", "a capability: IPC_LOCK")]] = Field(
+        default_factory=list
+    )
+    """Linux capabilities to add: IPC_LOCK."""
     user: Annotated[Text, Matching(r"\d+(:\d+)?|auto|image", "auto, image or 1000:1000")] = "auto"
+    """`auto` is you, under sudo the caller; `image`, or 1000:1000."""
     no_new_privileges: Flag = True
+    """No setuid program gives anybody new rights."""
     workdir: Text | None = None
+    """A folder to work in, mounted at /work; else that is /tmp."""
     stop_grace: Whole = 600
+    """Seconds between the request to stop and the kill."""
 
     @model_validator(mode="after")
     def _shared_memory(self) -> Resources:
@@ -250,17 +267,20 @@ class Resources(Strict):
 
 
 class Nodes(Strict):
-    """Several machines: this one's number, and where the first one is reached.
-
-    Where one launcher starts all of them, the count says it all. `min` is how few will do where
-    some don't come, or come again after a failure.
-    """
+    """Several machines: this one's number, and where the first one is reached."""
 
     count: Positive = 1
+    """How many machines; `nodes: 16` is short for it."""
     min: Positive | None = None
+    """The fewest nodes that the run may start or go on with, where some don't come."""
+    spare: Whole = 0
+    """More nodes to ask Slurm for: of all, those that pass the look before the start take part."""
     rank: Whole = 0
+    """This machine's number, 0 the first."""
     master_addr: Text | None = None
+    """The first node's address."""
     master_port: Annotated[int, Field(strict=True, gt=0, lt=65536)] = 29500
+    """Where it listens."""
 
     @model_validator(mode="before")
     @classmethod
@@ -274,32 +294,35 @@ class Nodes(Strict):
             raise ValueError(f"rank {self.rank} isn't one of {self.count} nodes, 0 the first")
         if self.min and self.min > self.count:
             raise ValueError(f"min {self.min} is more than all {self.count} nodes")
+        if self.spare and (self.min or self.count == 1):
+            raise ValueError("spare goes with several nodes, and without min")
         return self
 
 
 class Watchdog(Strict):
-    """What is done about a run that writes nothing for `timeout` seconds; 0 is for nothing.
-
-    It is told which rank waits where; then the run is kept as it is, or ended.
-    """
+    """What is done about a run that writes nothing."""
 
     timeout: Whole = 1800
+    """Seconds without output before the ranks are asked where they are; 0 is never."""
     action: Literal["keep", "end"] = "keep"
+    """What happens then: nothing more, or the run is ended."""
 
 
 class Guard(Strict):
-    """What is done where a run's numbers go wrong: it is told, ended, or goes back to a checkpoint.
-
-    A spike is a loss or a gradient's norm more than `threshold` deviations above the last `window`
-    lines of the log. It goes back `max_rewinds` times at most, each time past other batches.
-    """
+    """What is done where numbers go wrong: a warning, an end, or back to a checkpoint."""
 
     on_nan: Literal["ignore", "warn", "end", "rewind"] = "warn"
+    """A loss or a gradient's norm that is NaN or infinite."""
     on_spike: Literal["ignore", "warn", "end", "rewind"] = "warn"
+    """A loss or a norm far above the last lines of the log."""
     on_flat: Literal["ignore", "warn", "end"] = "warn"
+    """A loss that doesn't change."""
     window: Annotated[int, Field(strict=True, ge=20, le=10_000)] = 50
+    """Lines of the log that a number is compared with."""
     threshold: NotNegative = 8.0
+    """Deviations above them that make a spike."""
     max_rewinds: Whole = 3
+    """How often the run goes back to a checkpoint, each time past other batches."""
 
     @property
     def goes_back(self) -> bool:
@@ -308,15 +331,16 @@ class Guard(Strict):
 
 
 class Profile(Strict):
-    """What is traced of a run: its steps from one number to another, on some ranks, by a tool.
-
-    Traces go to `folder`, or else to the run's own.
-    """
+    """Steps that are traced, and by which tool."""
 
     steps: Steps
+    """The first and the last step, as the log counts them: 10-12."""
     tool: Literal["torch", "nsys"] = "torch"
+    """torch's profiler, or NVIDIA's nsys."""
     ranks: Annotated[list[Whole], Field(min_length=1)] = Field(default_factory=lambda: [0])
+    """Whose steps."""
     folder: Text | None = None
+    """Where traces go; else the run's own folder."""
 
     @property
     def first(self) -> int:
@@ -330,12 +354,7 @@ class Profile(Strict):
 
 
 class RunConfig(Strict):
-    """A run file.
-
-    `source` is a Megatron-LM checkout of this machine, used in place of the image's Megatron;
-    `secrets` maps variables to files that hold their values; `max_restarts` is how often a run
-    that failed is started again from its newest complete checkpoint.
-    """
+    """A run file; schema.TOLD says what its keys mean."""
 
     name: Name
     image: Image

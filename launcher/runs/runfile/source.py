@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -21,6 +23,9 @@ if TYPE_CHECKING:
 PRESETS = Path(__file__).parents[2] / "presets"
 EXTENDS, DEEPEST = "extends", 8
 """The key of the file that a run file is laid over, and how many may be laid so."""
+
+BASE_60 = re.compile(r"\d[\d-]*(:\d\d)+")
+"""24:00:00 and 1-12:00:00, for which no quotes get through a shell."""
 
 PRESET = "preset "
 """What the name of a preset begins with in messages."""
@@ -218,13 +223,24 @@ def find(name: str, folder: Path | None = None) -> tuple[str, Path]:
         is_file = is_folder = False
     if is_file:
         return str(path) if folder else name, path
+    if is_folder:
+        raise UsageError(f"{name} is a folder, not a run file")
+    if os.path.dirname(name):  # a path, and no preset's name
+        raise UsageError(f"{name}: no such file", _near(path))
     presets = sorted(preset.name for preset in PRESETS.glob("*.yaml"))
     wanted = name if name.endswith(".yaml") else f"{name}.yaml"
     if wanted in presets:
         return f"{PRESET}{wanted}", PRESETS / wanted
-    if is_folder:
-        raise UsageError(f"{name} is a folder, not a run file")
-    raise UsageError(f"no file and no preset {name!r}", nearest(wanted, presets))
+    here = sorted(one.name for one in (folder or Path()).glob("*.yaml"))
+    raise UsageError(f"no file and no preset {name!r}", nearest(wanted, [*here, *presets]))
+
+
+def _near(path: Path) -> str:
+    """What is there beside a path that isn't: the run files of its folder, or how far it leads."""
+    if not path.parent.is_dir():
+        return f"There is no folder {path.parent}."
+    there = sorted(one.name for one in path.parent.glob("*.yaml"))
+    return nearest(path.name, there) if there else f"There is no run file in {path.parent}."
 
 
 def parse_set(argument: str) -> Override:
@@ -236,7 +252,8 @@ def parse_set(argument: str) -> Override:
     hidden = f"--set {yamlfile.printable(key)}={HIDDEN}"
     try:
         root = yamlfile.tree(text, told)
-        value = None if root is None else yamlfile.value(root, told)
+        is_time = BASE_60.fullmatch(text)  # which YAML 1.2 takes for text
+        value = text if is_time else None if root is None else yamlfile.value(root, told)
     except UsageError as error:
         told = hidden if key in FREE or holds_secret(key, text) else told
         what = error.what if isinstance(error, yamlfile.SurpriseError) else "the value isn't YAML"

@@ -142,7 +142,7 @@ def _scalars(value: object) -> object:
 def _prefixes(value: object) -> object:
     """A path prefix, or prefixes with or without a weight before each."""
     if isinstance(value, str) and value:
-        return _no_null_byte(value)
+        return _blend(value) or _no_null_byte(value)
     if not isinstance(value, list) or not value:
         raise ValueError("neither a path prefix nor a list of weights and path prefixes")
     parts = [_scalar(part) for part in value]
@@ -151,6 +151,27 @@ def _prefixes(value: object) -> object:
     if not any(isinstance(part, str) for part in parts):
         raise ValueError("a list needs at least one path prefix")
     return parts
+
+
+def _blend(text: str) -> list[object] | None:
+    """Weights and prefixes in one string, as Megatron's --data-path has them; None for a path."""
+    words = text.split()
+    if len(words) < 2 or len(words) % 2:
+        return None
+    try:
+        weights = [float(word) if "." in word else int(word) for word in words[::2]]
+    except ValueError:
+        return None
+    return [part for pair in zip(weights, words[1::2], strict=True) for part in pair]
+
+
+def _shares(value: object) -> object:
+    """Shares in a list for the same with commas: [949, 50, 1] for 949,50,1."""
+    if isinstance(value, list) and value and not any(isinstance(one, bool) for one in value):
+        if all(isinstance(one, int | float) for one in value):
+            return ",".join(f"{one:.15g}" for one in value)
+        raise ValueError("a list of shares takes numbers")
+    return value
 
 
 def _size(value: object) -> str:
@@ -245,6 +266,9 @@ Object = Annotated[
     Text, Matching(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?", "a name in a cluster: team-a")
 ]
 Absolute = Annotated[Text, Matching(r"/.*", "an absolute path: /data")]
+Device = Annotated[
+    Text, Matching(r"/dev/[^:]+(:/dev/[^:]+(:[rwm]{1,3})?)?", "a device: /dev/infiniband")
+]
 Variable = Annotated[Text, Matching(r"[A-Za-z_]\w*", "a variable's name")]
 Size = Annotated[
     str,
@@ -270,6 +294,11 @@ Prefixes = Annotated[
     str | list[str | int | float],
     BeforeValidator(_prefixes),
     _either({"type": "string", "minLength": 1}, PARTS),
+]
+Shares = Annotated[
+    Text,
+    BeforeValidator(_shares),
+    _either({"type": "string", "minLength": 1}, {"type": "array", "items": {"type": "number"}}),
 ]
 Texts = Annotated[
     list[Text], Field(min_length=1), BeforeValidator(lambda v: [v] if isinstance(v, str) else v)

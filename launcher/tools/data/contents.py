@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +17,13 @@ from launcher.runs.datasets import indexed
 from launcher.runs.datasets.indexed import HEADER, PIECE, DatasetIndex, IndexedOutput
 from launcher.runs.datasets.output import publish, writing
 from launcher.tools.data.faults import DataError
+from launcher.tools.data.tokenizers import TokenizerChoice
 
 BYTES = 1 << 22
 """Bytes of tokens that are read at a time."""
 KINDS = {indexed.UINT16_CODE: np.dtype("<u2"), indexed.INT32_CODE: np.dtype("<i4")}
+PATHS = ("vocab_file", "merge_file", "model")
+"""What of a tokenizer are files."""
 SHARD = re.compile(r"\.(?P<part>\d+)-of-(?P<parts>\d+)_")
 """What the name of a shard's output has in it."""
 
@@ -221,11 +223,16 @@ def merge(prefixes: Sequence[Path], target: Path) -> IndexedOutput:
 
 def how_made(data: IndexedData) -> dict[str, Any] | None:
     """What PREFIX.made.json says; None where there is none, or it is of other files."""
-    with suppress(OSError, ValueError, KeyError, TypeError):
-        with open(f"{data.prefix}.made.json", "rb") as file:
-            said: dict[str, Any] = json.loads(file.read(1 << 24))
-        if (said["documents"], said["tokens"]) == (data.documents, data.tokens):
-            return said
+    return indexed.how_made(data.prefix, data.documents, data.tokens)
+
+
+def made_by(data: IndexedData) -> TokenizerChoice | None:
+    """The tokenizer that made the files, where a record beside them says so."""
+    with suppress(KeyError, TypeError):
+        said = (how_made(data) or {})["tokenizer"]
+        known = {each.name: said.get(each.name, each.default) for each in fields(TokenizerChoice)}
+        paths = {name: known[name] and Path(known[name]) for name in PATHS}
+        return TokenizerChoice(**known | paths)
     return None
 
 
@@ -239,7 +246,7 @@ def _made_alike(records: Sequence[dict[str, Any] | None]) -> dict[str, Any] | No
 
 
 def _check_shards(prefixes: Sequence[Path]) -> None:
-    """The shards of each job, as their names tell, are all there, once, and in order."""
+    """The shards of each job, by their names, are all there, once, and in order."""
     jobs: dict[tuple[str, str], list[int]] = {}
     for prefix in prefixes:
         if found := SHARD.search(prefix.name):

@@ -23,7 +23,7 @@ from launcher.tools.data.tokenizers import TokenizerChoice
 VERSION = 4
 """Goes up when the same input would give other files."""
 ELSEWHERE = ("vocab_file", "merge_file", "model", "megatron")
-"""What of the tokenizer is told by what is in the files, and by the rule of the release."""
+"""The tokenizer's identity: the contents of its files, and the rule of the release."""
 STRICT = Leniency(
     remedy="`launcher data tokenize` with --on-error skip leaves such records out: give what it "
     "writes as data.path."

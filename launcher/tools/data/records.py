@@ -118,13 +118,20 @@ def _parsed(line: object, keys: Sequence[str]) -> list[object]:
             return []
         record, strict = _slowly(line), True
     try:
-        values = [record[key] for key in keys]
+        values = [record[key] if key in record else _within(record, key) for key in keys]
     except (KeyError, TypeError, IndexError):
         raise RecordRefusal(_lacking(record, keys)) from None
     for key, value in zip(keys, values, strict=True):
         if type(value) is not str or strict:
             _check(value, key)
     return values
+
+
+def _within(record: Any, key: str) -> object:
+    """The value of a key like content.text, which is text within content. Raises as [] does."""
+    for part in key.split("."):
+        record = record[part]
+    return record
 
 
 def _slowly(line: bytes) -> object:

@@ -15,7 +15,7 @@ from typing import IO
 
 from launcher.base.errors import UsageError, nearest
 from launcher.base.unpack import CountedInput, DamagedFile, packing, unpacked
-from launcher.tools.data import tables
+from launcher.tools.data import array, kinds, tables
 from launcher.tools.data.faults import DataError, RecordRefusal, excerpt, named
 from launcher.tools.data.records import Block
 
@@ -43,6 +43,8 @@ FORMATS = {
 PACKED = (".gz", ".zst", ".bz2", ".xz")
 REJECTS = ".rejects.jsonl"
 """How the names of lists of bad records end."""
+SAVED = "state.json"
+"""What a folder has that a data set was saved in."""
 UNITS = ("line", "paragraph", "file")
 BOM = codecs.BOM_UTF8
 
@@ -118,6 +120,8 @@ def sources(inputs: Sequence[str], reading: ReadingOptions) -> list[InputPart]:
     sizes = [0 if name == STDIN else os.path.getsize(name) for name in names]
     total, at = sum(sizes), 0
     first, last = total * part // parts, total * (part + 1) // parts
+    for name in names:
+        kinds.refuse_stand_in(name)
     for name, size in zip(names, sizes, strict=True):
         kind, end = _format(name, reading), at + size
         if parts == 1 or (first <= at and end <= last and at < last):
@@ -141,12 +145,29 @@ def _expand(pattern: str) -> list[str]:
         return [pattern]
     path = Path(os.path.expanduser(pattern))
     if path.is_dir():
-        raise UsageError(f"{pattern}: a folder", f"Name its files: '{path}/*.jsonl'")
+        return _saved(path)
     if path.exists():
         return [str(path)]
     if found := sorted(name for name in glob(str(path), recursive=True) if _is_meant(name, path)):
         return found
     raise UsageError(f"{pattern}: no such file")
+
+
+def _saved(folder: Path) -> list[str]:
+    """The files of a data set that Hugging Face's datasets has saved in a folder.
+
+    Raises UsageError for any other folder, and for one of several splits.
+    """
+    splits = [one.parent.name for one in sorted(folder.glob(f"*/{SAVED}"))]
+    if (folder / "dataset_dict.json").is_file() and splits:
+        raise UsageError(
+            f"{folder}: a saved data set of several splits: {', '.join(splits)}",
+            f"Name one: {folder / splits[0]}",
+        )
+    found = sorted(map(str, folder.glob("*.arrow"))) if (folder / SAVED).is_file() else []
+    if not found:
+        raise UsageError(f"{folder}: a folder", f"Name its files: '{folder}/*.jsonl'")
+    return [name for name in found if not os.path.basename(name).startswith("cache-")]
 
 
 def _is_meant(name: str, pattern: Path) -> bool:
@@ -202,9 +223,9 @@ def _suffix(name: str) -> str:
 
 def _is_divisible(name: str, kind: str, reading: ReadingOptions) -> bool:
     """A file in which the next record is found from any byte on."""
-    with open(name, "rb") as file:
-        if packing(file.read(8)):
-            return False
+    begun = kinds.beginning(name)
+    if packing(begun[:8]) or (kind == "jsonl" and kinds.is_array(begun)):
+        return False
     return kind == "jsonl" or (kind == "txt" and reading.unit == "line" and _is_utf8(reading))
 
 
@@ -381,6 +402,9 @@ def _content(
     plain, table = source.format == "txt", source.format == "csv"
     if plain and len(reading.keys) > 1:
         raise UsageError("plain text has one key", "--json-keys text")
+    if source.format == "jsonl" and kinds.is_array(file.peek(kinds.BEGINNING)):
+        items = io.TextIOWrapper(file, "utf-8-sig", errors="surrogateescape")
+        return _lines(array.lines(source.told, items, reading.largest), source, reading)
     if not table and (not plain or (_is_utf8(reading) and reading.unit == "line")):
         return _lines(iter(partial(file.read, BLOCK), b""), source, reading)
     decoded = _decoded(file, reading, "" if table else None)

@@ -1,4 +1,4 @@
-"""Reads rows of csv and parquet files, and parts of a text."""
+"""Reads rows of csv, parquet and Arrow files, and parts of a text."""
 
 from __future__ import annotations
 
@@ -134,6 +134,12 @@ def _find(name: str, header: Sequence[str], keys: Sequence[str], more: str = "")
     for key in keys:
         if header.count(key) != 1:
             told = ", ".join(field[:30] for field in header[:10])
+            for other in DELIMITERS:
+                if len(header) == 1 and key in header[0].split(other):
+                    raise UsageError(
+                        f"{name}: its first row has no comma, and {other!r} between its columns",
+                        f"--csv-delimiter {other!r}",
+                    )
             if any("\udc80" <= letter <= "\udcff" for field in header for letter in field):
                 raise UsageError(
                     f"{name}: its first row is of another encoding: {told}", "--encoding gb18030"
@@ -144,6 +150,9 @@ def _find(name: str, header: Sequence[str], keys: Sequence[str], more: str = "")
             )
     return [header.index(key) for key in keys]
 
+
+DELIMITERS = (";", "\t", "|")
+"""What stands between columns where it isn't a comma."""
 
 NO_HEADER = ". Where the first row is data, name all: --csv-columns id,content"
 COMPLETE = "Is it a complete copy?"
@@ -162,10 +171,10 @@ def parquet(name: str, keys: Sequence[str], largest: int) -> Iterator[tuple[floa
         raise UsageError("parquet can't be read from standard input", "Give the file.")
     try:
         with pyarrow.parquet.ParquetFile(name, page_checksum_verification=True) as file:
-            _find(name, file.schema_arrow.names, keys)
+            _find(name, _roots(file.schema_arrow.names, keys), keys)
             total, done = max(file.metadata.num_rows, 1), 0
             for batch in _batches(name, file, keys, largest):
-                values = [_values(batch.column(key)) for key in keys]
+                values = [_values(_column(batch, key)) for key in keys]
                 numbers = range(done + 1, done + 1 + batch.num_rows)
                 done += batch.num_rows
                 rows: list[Row] = [list(row) for row in zip(*values, strict=True)]
@@ -249,8 +258,82 @@ def _values(column: Any) -> list[object]:
     return [v.decode(errors="surrogateescape") if isinstance(v, bytes) else v for v in found]
 
 
+def arrow(name: str, keys: Sequence[str], largest: int) -> Iterator[tuple[float, Block]]:
+    """Rows of a file of Arrow's, as feather and Hugging Face's datasets write it.
+
+    Raises UsageError where a key has no column, DataError where the file is damaged.
+    """
+    import pyarrow
+
+    if name == "-":
+        raise UsageError("Arrow can't be read from standard input", "Give the file.")
+    try:
+        with pyarrow.OSFile(name) as file:
+            schema, batches = _opened(file)
+            _find(name, _roots(schema.names, keys), keys)
+            done = 0
+            for share, batch in batches:
+                batch.validate(full=True)
+                few = max(BYTES * batch.num_rows // max(batch.nbytes, 1), 1)
+                for at in range(0, batch.num_rows, few):
+                    some = batch.slice(at, few)
+                    values = [_values(_column(some, key)) for key in keys]
+                    rows: list[Row] = [
+                        _limited([*row], largest) for row in zip(*values, strict=True)
+                    ]
+                    yield share, Block(rows=rows, numbers=range(done + 1, done + 1 + some.num_rows))
+                    done += some.num_rows
+    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise
+        said = str(error).partition("\n")[0]
+        raise DataError(f"{name}: it can't be read: {said}", COMPLETE) from None
+
+
+def _opened(file: Any) -> tuple[Any, Iterator[tuple[float, Any]]]:
+    """The schema of an Arrow file, and its batches, each with the share of the file it ends at.
+
+    There are two forms: feather's, which says where its batches are, and a stream.
+    """
+    import pyarrow
+
+    size = max(file.size(), 1)
+    try:
+        reader = pyarrow.ipc.open_file(file)
+    except pyarrow.ArrowInvalid:
+        file.seek(0)
+        stream = pyarrow.ipc.open_stream(file)
+        return stream.schema, ((file.tell() / size, batch) for batch in stream)
+    count = reader.num_record_batches
+    batches = (((at + 1) / count, reader.get_batch(at)) for at in range(count))
+    return reader.schema, batches
+
+
+def _roots(names: Sequence[str], keys: Sequence[str]) -> list[str]:
+    """The columns, and the keys of what is within one: content.text of content."""
+    within = [key for key in keys if key not in names and key.partition(".")[0] in names]
+    return [*names, *within]
+
+
+def _column(batch: Any, key: str) -> Any:
+    """A column, or what is within one. Raises UsageError where that has no such field."""
+    import pyarrow.compute
+
+    if key in batch.schema.names:
+        return batch.column(key)
+    root, *fields = key.split(".")
+    try:
+        return pyarrow.compute.struct_field(batch.column(root), fields)
+    except (pyarrow.ArrowException, KeyError):
+        raise UsageError(
+            f"no column {key!r}: {root} is {batch.schema.field(root).type}",
+            "Name the column with text: --json-keys content",
+        ) from None
+
+
 COLUMNAR: dict[str, tuple[tuple[str, ...], Callable[..., Iterator[tuple[float, Block]]]]] = {
     "parquet": ((".parquet",), parquet),
+    "arrow": ((".arrow", ".feather"), arrow),
 }
 """Formats that are read by columns: how their names end, and what reads them, as `parquet` does.
 

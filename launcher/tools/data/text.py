@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from launcher.base.errors import UsageError
+from launcher.base.settings import expanded
+from launcher.runs.plan.program import ProgramKind, program
 from launcher.runs.runfile.config import Data, RunConfig
 from launcher.runs.runfile.source import Origin
 
@@ -22,6 +25,7 @@ class TokenizedRun:
 
     config: RunConfig
     text: PreparedText | None = None
+    note: str = ""
 
     def make(self) -> None:
         """Tokenize the text, unless that is done, with a bar.
@@ -50,7 +54,7 @@ def tokenized(
     if data.text is None:
         if data.text_key is not None:
             raise UsageError("data.text_key without data.text", "Name the files: data.text.")
-        return TokenizedRun(config)
+        return _as_made(config, origin)
     if data.path is not None and not origin.is_presets("data.path"):
         raise UsageError("data.text and data.path: both say what is trained on", "Leave one out.")
     from launcher.base.install import install
@@ -66,6 +70,51 @@ def tokenized(
     size = _vocabulary(data, origin, found)
     given = {"path": str(found.prefix), "text": None, "text_key": None, "vocab_size": size}
     return TokenizedRun(config.model_copy(update={"data": data.model_copy(update=given)}), found)
+
+
+def _as_made(config: RunConfig, origin: Origin) -> TokenizedRun:
+    """The run with the tokenizer and vocabulary by which its data files were made.
+
+    They are those of PREFIX.made.json, where the run file says none of its own; a preset's
+    vocabulary is of the preset's own data, and gives way.
+    """
+    data, key = config.data, "data.vocab_size"
+    own = data.vocab_size is not None and not origin.is_presets(key)
+    if data.path is None or origin.is_presets("data.path") or own or data.tokenizer_type:
+        return TokenizedRun(config)
+    parts = data.path if isinstance(data.path, list) else [data.path]
+    found = [_how_made(part) for part in parts if isinstance(part, str)]
+    size = (found[0] or {}).get("vocab_size")
+    tokenizers = [(one or {}).get("tokenizer") for one in found]
+    if not isinstance(size, int) or size < 1 or any(one != tokenizers[0] for one in tokenizers):
+        return TokenizedRun(config)
+    upstreams = program(config.program).kind is ProgramKind.UPSTREAM
+    given = _upstreams(tokenizers[0], size) if upstreams else {"vocab_size": size}
+    if given.items() <= data.model_dump().items():
+        return TokenizedRun(config)
+    told = ", ".join(f"data.{name}: {value}" for name, value in given.items())
+    config = config.model_copy(update={"data": data.model_copy(update=given)})
+    return TokenizedRun(config, note=f"{told}, by which the data was made")
+
+
+def _how_made(prefix: str) -> dict[str, Any] | None:
+    """What is kept of how data files were made; None where nothing is, or they aren't here."""
+    from launcher.runs.datasets import indexed
+
+    path = expanded(prefix.removesuffix(".bin").removesuffix(".idx"))
+    with suppress(OSError, indexed.DamagedDataset):
+        index = indexed.read_index(path)
+        return indexed.how_made(path, index.documents, index.tokens)
+    return None
+
+
+def _upstreams(made: Any, size: int) -> dict[str, Any]:
+    """What upstream's program is told of the tokenizer: its files, or nothing but its size."""
+    files = {"vocab_file": "vocab_file", "merge_file": "merge_file", "model": "tokenizer_model"}
+    found = {name: made.get(key) for key, name in files.items() if made.get(key)}
+    if found and all(Path(path).is_absolute() and Path(path).exists() for path in found.values()):
+        return {"tokenizer_type": made["type"], "vocab_size": size, **found}
+    return {"tokenizer_type": "NullTokenizer", "vocab_size": size - 1}  # it adds one
 
 
 def _vocabulary(data: Data, origin: Origin, found: PreparedText) -> int:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from launcher import __version__
 from launcher.base.errors import UsageError
+from launcher.base.settings import expanded
 from launcher.runs.datasets import indexed
 from launcher.runs.datasets.indexed import IndexedOutput
 from launcher.runs.datasets.output import publish, writing
@@ -83,7 +84,7 @@ def run(job: TokenizeJob, report: Report, check: Report = lambda done: None) -> 
         written: list[IndexedOutput] = []
         for prefix in outputs(job):
             written.append(IndexedOutput(prefix, indexed.token_width(tokenizer.size)))
-            written[-1].made = _made(job)
+            written[-1].made = _made(job, tokenizer.size)
             closed.callback(written[-1].close)
         rejects = Ledger(found, job.prefix, job.leniency, report)
         closed.callback(rejects.close)
@@ -94,16 +95,22 @@ def run(job: TokenizeJob, report: Report, check: Report = lambda done: None) -> 
     return done
 
 
-def _made(job: TokenizeJob) -> dict[str, Any]:
+def _made(job: TokenizeJob, vocab_size: int) -> dict[str, Any]:
     """What is said of the outputs: the release's rule makes other tokens of the same vocabulary."""
     chosen = {key: value for key, value in asdict(job.tokenizer).items() if value is not None}
     chosen["rule"] = asdict(tokenizers.rule(job.tokenizer))
     return {
         "launcher": __version__,
-        "tokenizer": {key: str(v) if isinstance(v, Path) else v for key, v in chosen.items()},
+        "tokenizer": {k: _whole(v) if isinstance(v, Path) else v for k, v in chosen.items()},
+        "vocab_size": vocab_size,
         "append_eod": job.append_eod,
         "inputs": list(job.inputs),
     }
+
+
+def _whole(path: Path) -> str:
+    """The path as it is from any folder."""
+    return str(expanded(path).absolute())
 
 
 def _write(

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from launcher.agent import series
 from launcher.base.errors import UsageError, nearest
-from launcher.tools.data import vocabulary
+from launcher.tools.data import kinds, vocabulary
 from launcher.tools.data.faults import RecordRefusal
 
 Tokens: TypeAlias = NDArray[np.generic]
@@ -393,6 +393,7 @@ def _model(chosen: TokenizerChoice) -> Path:
     if not path.is_file():
         kind = "a folder" if path.is_dir() else "no such file"
         raise UsageError(f"{path}: {kind}", f"--tokenizer-model wants {what}.")
+    kinds.refuse_ranks(path)
     return path
 
 

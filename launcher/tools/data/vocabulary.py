@@ -12,6 +12,7 @@ from typing import Any
 import orjson
 
 from launcher.base.errors import UsageError
+from launcher.tools.data import kinds
 
 GENUINE = {
     "vocab.json": "196139668be63f3b5d6574427317ae82f612a97c5d1cdaf36ed2256dbf636783",
@@ -101,6 +102,7 @@ def _sha256(content: bytes) -> str:
 
 
 def _read(path: Path) -> bytes:
+    kinds.refuse_stand_in(path)
     try:
         return path.read_bytes()
     except OSError as error:

@@ -137,7 +137,7 @@ def _put(what: object, pipe: Pipe) -> None:
 
 def _run(work: Callable[[Any], Any], pipe: Pipe, foreign: list[Pipe]) -> None:
     """A worker's life: pieces in, results out, until the pipe is closed or memory has grown."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the one that started it is told, and ends it
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # its parent gets the signal, and ends it
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # what that one does then is not for its workers
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # stopped or busy, it reads no pipe
     for other in foreign:
@@ -172,7 +172,7 @@ def _sendable(error: BaseException) -> Exception:
 
 
 def _resident() -> int:
-    """Bytes of memory that this process has in use; 0 where the system doesn't tell."""
+    """Bytes of memory that this process has in use; 0 where the system doesn't say."""
     try:
         with open("/proc/self/statm", "rb") as file:
             return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")

@@ -38,7 +38,7 @@ Tell = Callable[[Mapping[str, Any]], None]
 
 
 class Stages(Progress):
-    """A build's progress, of which each new stage is told."""
+    """A build's progress, which reports each new stage."""
 
     def __init__(self, tell: Tell, stream: TextIO | None = None) -> None:
         super().__init__(stream)
@@ -54,7 +54,7 @@ class Stages(Progress):
         super().note(text)
 
     def begin(self, stage: str) -> None:
-        """Tell that a stage begins, unless it has."""
+        """Report that a stage begins, unless it has."""
         if stage != self.stage:
             self.stage = stage
             self.tell({"stage": stage})

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.base.screen import duration
 from launcher.images.matrix.render import between_markers
-from launcher.tools.trials.report import BEGIN, END, PAGE, load_committed, plain, table
+from launcher.tools.pages import page
+from launcher.tools.trials.report import BEGIN, END, PAGE, TABLE, load_committed, plain, table
 from launcher.tools.trials.result import ORDER, STAGES, CellResult, warned
 
 PARTS = Path(__file__).with_name("page")
@@ -93,23 +92,12 @@ class CellCard:
 
 def as_html(results: Sequence[CellResult], title: str = "Compatibility") -> str:
     """The page; a text of an image or a log is never anything but text in it."""
-    import jinja2
-    from markupsafe import Markup
-
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(PARTS),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
-    environment.filters |= {"plain": plain, "took": duration}
-    style, script = ((PARTS / f"page.{kind}").read_text("utf-8") for kind in ("css", "js"))
     cards = list(_cards(results))
     by_result = {id(card.result): card for card in cards}
-    return environment.get_template("page.html").render(
-        title=title,
+    return page.render(
+        PARTS,
+        title,
+        {"plain": plain, "took": duration},
         cards=cards,
         kinds=KINDS,
         signs=SIGNS,
@@ -118,20 +106,19 @@ def as_html(results: Sequence[CellResult], title: str = "Compatibility") -> str:
         tags=list(dict.fromkeys(one.tag for one in results)),
         releases=list(dict.fromkeys(one.megatron for one in results)),
         warned=[(one, [by_result[id(each)] for each in one.results]) for one in warned(results)],
-        style=Markup(style),  # noqa: S704 - our own file
-        script=Markup(script),  # noqa: S704 - our own file
-        style_hash=_hash(style),
-        script_hash=_hash(script),
     )
 
 
-def rendered(texts: Mapping[Path, str], root: Path) -> dict[Path, str]:
-    """README.md, as it is in `texts`, with the table of the committed results, and their page."""
-    results, readme = load_committed(root), root / "README.md"
-    if not results or readme not in texts:
+def rendered(root: Path) -> dict[Path, str]:
+    """docs/compat.md with the table of the committed results, and their page.
+
+    Raises UsageError where the markers of the table are missing.
+    """
+    results, shown = load_committed(root), root / TABLE
+    if not results or not shown.exists():
         return {}
-    shown = between_markers(texts[readme], table(results), BEGIN, END)
-    return {readme: shown, root / PAGE: as_html(results, "What was tried")}
+    text = between_markers(shown, table(results), BEGIN, END)
+    return {shown: text, root / PAGE: as_html(results, "What was tried")}
 
 
 def _cards(results: Iterable[CellResult]) -> Iterable[CellCard]:
@@ -152,8 +139,3 @@ def _present(results: Iterable[CellResult]) -> dict[str, str]:
         if fact["value"] is not None or fact["error"]
     }
     return {key: name for key, name in NAMES.items() if key in found}
-
-
-def _hash(text: str) -> str:
-    """What the page's policy lets in: `text` and nothing else (https://www.w3.org/TR/CSP3/)."""
-    return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"

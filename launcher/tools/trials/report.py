@@ -1,6 +1,6 @@
 """Writes results as JSON, JUnit XML and Markdown, deterministically.
 
-Those that are committed are merged with newer ones; README.md shows their table.
+Those that are committed are merged with newer ones; docs/compat.md shows their table.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from launcher.base import files
 from launcher.base.errors import UsageError
 from launcher.tools.trials.result import CellResult, cause, warned
 
-RESULTS, PAGE = "docs/compat.json", "docs/compat.html"
-"""Where committed results are, and their page, below the folder of the matrix."""
+RESULTS, PAGE, TABLE = "docs/compat.json", "docs/compat.html", "docs/compat.md"
+"""Committed results, their page, and the page with their table, below the matrix' folder."""
 
 BEGIN, END = "<!-- compat: written by `make render` -->", "<!-- /compat -->"
-"""What README.md has their table between."""
+"""The markers around the table."""
 
 ESCAPE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])?")
 """A terminal's control sequence (ECMA-48, 5.4 and 5.6): colours, titles, links."""

@@ -366,7 +366,7 @@ class _Watch:
 
 
 def _names(images: Iterable[Mapping[str, Any]]) -> list[str]:
-    """All tags and digests of images, as an engine tells of them."""
+    """All tags and digests of images, as an engine lists them."""
     keys = ("RepoTags", "RepoDigests")
     return [name for one in images for key in keys for name in one.get(key) or ()]
 

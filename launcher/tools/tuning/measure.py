@@ -59,7 +59,7 @@ PARTS = {
 TRAFFIC = "memory traffic"
 LONGEST_QUOTE = 100
 PORT = "the port is taken"
-"""As failures.yaml calls it."""
+"""As the table of known failures calls it."""
 
 Tell = Callable[[str], None]
 """Shows how far a measurement is."""

@@ -191,7 +191,7 @@ KNOWN: tuple[tuple[str, int, tuple[str, ...], float], ...] = (
     (H200, 2, (*UPSTREAMS, "training.precision=fp16", "training.micro_batch_size=2",
                "parallel.tensor_model_parallel_size=2"), 524),
 )  # fmt: skip
-"""What gpt2.yaml took with these keys, ms a step, on so many cards: docs/performance.md."""
+"""What gpt2.yaml took with these keys, ms a step, on so many cards: bench/gpu/README.md."""
 
 
 def reliability() -> tuple[float, float]:

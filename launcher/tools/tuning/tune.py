@@ -54,13 +54,18 @@ class TuneRequest:
 class TuneResult:
     """What came of it: the run without `auto`, its fastest setting, and what to tell of all.
 
-    The table is the measurements, the fastest first.
+    `tried` are the measurements, the fastest first.
     """
 
     best: Measurement
     space: Space
     lines: tuple[str, ...]
-    table: tuple[str, ...]
+    tried: tuple[Measurement, ...]
+
+    @property
+    def table(self) -> list[str]:
+        """The measurements as lines of text."""
+        return [HEADS, *map(_row, self.tried)]
 
     def changes(self, asked: RunRequest) -> dict[str, object]:
         """The keys of the run file to change, its `auto` of the micro-batch too."""
@@ -123,8 +128,35 @@ def _has_bf16(name: str) -> bool:
     return throughput.peak(name, "bf16") is not None
 
 
-def planned(asked: RunRequest, chosen: Backend, wanted: TuneRequest) -> Iterator[str]:
-    """Lines on what the settings should take, by what is published of the card."""
+@dataclass(frozen=True)
+class Prediction:
+    """What the settings should take by what is published of a card; `tried` fastest first."""
+
+    space: Space
+    card: GpuRates
+    best: Measurement | None
+    tried: tuple[Measurement, ...]
+
+    @property
+    def lines(self) -> Iterator[str]:
+        """It as lines of text."""
+        space, card = self.space, self.card
+        yield f"predicted for {space.processes} × {card.name}, by its published rates:"
+        yield HEADS
+        yield from map(_row, self.tried)
+        if self.best and (parts := predict.predict(space, self.best.setting, card)):
+            yield f"{self.best.setting}: bound by {parts.bound}"
+        if not space.total:
+            yield "the card's memory isn't known, so what doesn't fit isn't left out"
+        least, most = predict.reliability()
+        yield (
+            f"such predictions were {least:.2f} to {most:.2f} of what {len(predict.KNOWN)} known "
+            "runs of GPT-2 took, on H100s and H200s; other cards weren't measured"
+        )
+
+
+def planned(asked: RunRequest, chosen: Backend, wanted: TuneRequest) -> Prediction:
+    """What the settings should take. Raises UsageError where nothing is known of the card."""
     ground = _ground(asked, chosen, wanted, dry=True)
     space, name = ground.space, ground.gpu
     card = predict.published(name, predict.precision(space.config)) if name else None
@@ -141,19 +173,8 @@ def planned(asked: RunRequest, chosen: Backend, wanted: TuneRequest) -> Iterator
 
     search = Search(space, lambda setting: predicted(setting).ms, predicted, PREDICTABLE)
     best = search.run()
-    yield f"predicted for {space.processes} × {card.name}, by its published rates:"
-    yield HEADS
-    for found in sorted(search.tried.values(), key=lambda one: one.ms or 0):
-        yield _row(found)
-    if best and (parts := predict.predict(space, best.setting, card)):
-        yield f"{best.setting}: bound by {parts.bound}"
-    if not space.total:
-        yield "the card's memory isn't known, so what doesn't fit isn't left out"
-    least, most = predict.reliability()
-    yield (
-        f"such predictions were {least:.2f} to {most:.2f} of what {len(predict.KNOWN)} known runs "
-        "of GPT-2 took, on H100s and H200s; other cards weren't measured"
-    )
+    rows = sorted(search.tried.values(), key=lambda one: one.ms or 0)
+    return Prediction(space, card, best, tuple(rows))
 
 
 def tune(
@@ -204,7 +225,7 @@ def tune(
     lines = [*_told(ground, search, best, rates, shares)]
     lines.append(f"it took {duration(time.monotonic() - began)}; kept in {runs.folder}")
     rows = sorted(search.tried.values(), key=lambda one: one.ms or float("inf"))
-    return TuneResult(best, space, tuple(lines), (HEADS, *map(_row, rows)))
+    return TuneResult(best, space, tuple(lines), tuple(rows))
 
 
 def _name(asked: RunRequest, chosen: Backend, wanted: TuneRequest, ground: TuneSubject) -> str:

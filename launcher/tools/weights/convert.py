@@ -27,6 +27,7 @@ from launcher.tools.weights.hf_config import CONFIG
 from launcher.tools.weights.reader import DISTRIBUTED, KEPT, SavedModel
 from launcher.tools.weights.writer import TensorSource
 
+ADAPTER = "adapter_config.json"
 SHARD = 5_000_000_000
 """Bytes of a shard, as transformers has them."""
 
@@ -174,13 +175,23 @@ def _number(text: str) -> Any:
 # To Megatron
 
 
+def require_model(source: Path) -> None:
+    """Raise UsageError where a folder has no model of Hugging Face's."""
+    if (source / ADAPTER).is_file() and not (source / CONFIG).is_file():
+        raise UsageError(
+            f"{source}: an adapter of PEFT's: what it adds to a model, and no model",
+            "Merge the two first: PEFT's merge_and_unload() and save_pretrained(FOLDER).",
+        )
+    if not (source / CONFIG).is_file():
+        raise UsageError(f"{source}: no {CONFIG} in it", "Name the folder of a model.")
+
+
 def import_(source: Path, target: Path, padding: int = 128) -> Conversion:
     """Write a folder of Hugging Face's as a checkpoint, in `torch_dist`, for any layout.
 
     The vocabulary is padded with zeros to a multiple of `padding`. Raises UsageError.
     """
-    if not (source / CONFIG).is_file():
-        raise UsageError(f"{source}: no {CONFIG} in it", "Name the folder of a model.")
+    require_model(source)
     config = safetensors.read_json(source / CONFIG)
     of = family(str(config.get("model_type")))
     shape = hf_config.of_config(config, padding)

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -88,15 +88,9 @@ def tokenizer(source: NamedCheckpoint, given: TokenizerChoice | None) -> Tokeniz
 def _made_by(prefix: Path) -> TokenizerChoice | None:
     """The tokenizer that made data files, where a record beside them says so."""
     from launcher.tools.data import contents
-    from launcher.tools.data.tokenizers import TokenizerChoice
 
-    with suppress(LauncherError, KeyError, TypeError):
-        said = (contents.how_made(contents.open_data(prefix)) or {})["tokenizer"]
-        known = {each.name: said.get(each.name, each.default) for each in fields(TokenizerChoice)}
-        paths = ("vocab_file", "merge_file", "model")
-        return TokenizerChoice(
-            **known | {name: known[name] and Path(known[name]) for name in paths}
-        )
+    with suppress(LauncherError):
+        return contents.made_by(contents.open_data(prefix))
     return None
 
 

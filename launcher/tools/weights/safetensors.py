@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from launcher.base import files
 from launcher.base.errors import UsageError
+from launcher.tools.data import kinds
 from launcher.tools.weights.archive import SIZES, StoredTensor
 from launcher.tools.weights.writer import raw
 
@@ -59,6 +60,7 @@ def entries(folder: Path) -> dict[str, StoredTensor]:
 
 def _header(path: Path) -> dict[str, StoredTensor]:
     whole = path.stat().st_size
+    kinds.refuse_stand_in(path)
     with files.open_regular(path) as file:
         length = int.from_bytes(file.read(8), "little")
         if length > min(whole, LARGEST_HEADER):
@@ -82,6 +84,7 @@ def _header(path: Path) -> dict[str, StoredTensor]:
 
 def read_json(path: Path) -> dict[str, Any]:
     """A file of one JSON object. Raises UsageError."""
+    kinds.refuse_stand_in(path)
     return _json(files.read_regular(path, LARGEST_HEADER), path)
 
 

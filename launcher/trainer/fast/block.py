@@ -228,7 +228,7 @@ class KernelOutputLoss(torch.autograd.Function):
 
 
 class Embedding(VocabParallelEmbedding):
-    """Megatron's, which is told where the gradients go."""
+    """Megatron's, with the place where the gradients go."""
 
     gradients: Gradients
 

@@ -66,7 +66,7 @@ class CompiledColumn(ColumnParallelLinear):
 
 
 class LastProduct(CompiledColumn):
-    """The output layer, which leaves its product to `OutputLoss` where it is told to."""
+    """The output layer, which leaves its product to `OutputLoss` where it is asked to."""
 
     left = False
 
@@ -210,7 +210,7 @@ class GPT(GPTModel):
         """Compile what training runs, at its first call, as `fast.Path` says how.
 
         Functions with gradients of their own are part of what torch keeps of a compilation, by the
-        graphs of both halves; unless told so, torch would compile anew at each start
+        graphs of both halves; unless asked to, torch would compile anew at each start
         (autograd_cache.py, torch 2.8 on).
         """
         with suppress(AttributeError):

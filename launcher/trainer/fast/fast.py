@@ -158,7 +158,7 @@ def compile_alike(function: Callable[..., Any]) -> Callable[..., Any]:
 class GraphedStep:
     """A step from inputs that stay in their place: compiled at its first call, then captured.
 
-    `body` makes a step of an iterator of micro-batches. What doesn't work is told by `say`, and
+    `body` makes a step of an iterator of micro-batches. What doesn't work is reported by `say`, and
     done without: `plain` takes "kernels" or all "compiled" parts out.
     """
 

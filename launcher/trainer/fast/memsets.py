@@ -94,7 +94,7 @@ class _Fill:
 
 
 def _listed(ask: Any, of: ctypes.c_void_p) -> list[ctypes.c_void_p]:
-    """What is told in two calls: how many, and which."""
+    """A question in two calls: how many, and which."""
     count = ctypes.c_size_t()
     _check(ask(of, None, ctypes.byref(count)))
     found = (ctypes.c_void_p * count.value)()

@@ -82,7 +82,7 @@ def parser(
     add("--hidden-size", type=int, required=True)
     add("--num-attention-heads", type=int, required=True)
     add("--ffn-hidden-size", type=int, help="4 × hidden size if not given, 8/3 with --swiglu")
-    add("--group-query-attention", action="store_true", help="said by --num-query-groups too")
+    add("--group-query-attention", action="store_true", help="given by --num-query-groups too")
     add("--num-query-groups", type=int, help="keys and values for so many groups of heads")
     add("--kv-channels", type=int, help="a head's width; hidden size / heads if not given")
     add("--seq-length", type=int, required=True)
@@ -175,7 +175,7 @@ def parser(
     formats = ("e4m3", "hybrid")
     add("--fp8-format", dest="fp8", choices=formats, help="of Transformer Engine's products")
     recipes = ("tensorwise", "delayed", "mxfp8", "blockwise")
-    add("--fp8-recipe", choices=recipes, default="delayed", help="how FP8's scales are found")
+    add("--fp8-recipe", choices=recipes, default="delayed", help="how FP8's scales are computed")
     add("--loss-scale", type=float, help="a constant one, for fp16")
     skips = "fp16's first; upstream's, 2**32, skips some 16 steps until it fits"
     add("--initial-loss-scale", type=float, default=2.0**16, help=skips)

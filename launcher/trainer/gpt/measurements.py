@@ -118,7 +118,7 @@ def summary(
     loss: float,
     memory: Mapping[str, int],
 ) -> dict[str, Any]:
-    """What is told of a run whose steps took `seconds`, of all ranks together.
+    """The summary of a run whose steps took `seconds`, of all ranks together.
 
     `loss` is the last step's, `memory` the most that any rank had, in bytes. The median leaves
     out what the first step does once. What isn't known is None.

@@ -111,6 +111,8 @@ def test_steps_one_after_another(text: str, said: list[str]) -> None:
     assert "expected unqualified-id" in str(error)
     assert "0123456789ab" not in str(error)
     assert "docker system prune" in error.remedy
+    foreign = builders.failure("exec /opt/python/bin/python3: exec format error", [])
+    assert "qemu-user-static" in foreign.remedy
     assert error.exit_code == 122
 
 

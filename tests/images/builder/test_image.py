@@ -24,6 +24,7 @@ from launcher.images.builder.image import BuildRequest, Builds, build_all
 from launcher.images.matrix.load import find_release, load_matrix
 from launcher.images.matrix.locked import LockedImage, LockedPlatform
 from launcher.images.matrix.recipe import recipe
+from launcher.images.matrix.schema import AMD64
 from launcher.images.oci import registry
 from launcher.images.oci.registry import ImageDigests
 from launcher.images.sources import pins
@@ -202,7 +203,7 @@ def test_a_checkout_of_another_patch_release_is_written_as_what_it_is(
     (checkout / "megatron/core/package_info.py").write_text(INFO.format(minor=13, patch=0))
     said = io.StringIO()
     building = Builds(SimpleNamespace(), empty_site, Progress(said))
-    building.images = SimpleNamespace(find=lambda *_: BASE)
+    building.images = SimpleNamespace(find=lambda *_: BASE, platform=lambda _: BASE.platform)
     inputs = building.inputs(BuildRequest("cpu", checkout=checkout))
     assert f"{checkout}: Megatron 0.13.0, built by the rules of 0.13.1" in said.getvalue()
     assert [path.parent.name for path in inputs.patches] == ["0.13.1", "0.13.1"]
@@ -302,6 +303,10 @@ def shown(image: pins.StartImage) -> tuple[str, str]:
     return image.name, image.id
 
 
+def client(engine: Engine) -> Any:
+    return SimpleNamespace(api=engine, version=lambda: {"Os": "linux", "Arch": "amd64"})
+
+
 def find(
     engine: Engine,
     site: Settings,
@@ -309,25 +314,26 @@ def find(
     locked: LockedImage | None = LOCKED,
     moving: bool = False,
     reference: str = NGC,
+    platform: str = AMD64,
 ) -> Found:
     out = io.StringIO()
     images = pins.StartImages(
-        SimpleNamespace(api=engine),
+        client(engine),
         site,
         Progress(out),
         {reference: locked} if locked else {},
         [reference] if moving else [],
     )
-    first = images.find(reference, chosen)
+    first = images.find(reference, chosen, platform)
     pulled = len(engine.pulled)
-    assert images.find(reference, chosen) == first
+    assert images.find(reference, chosen, platform) == first
     assert len(engine.pulled) == pulled
     return Found(first, out.getvalue())
 
 
 @pytest.fixture(autouse=True)
 def _no_registry(monkeypatch: pytest.MonkeyPatch) -> None:
-    def resolve(reference: str) -> ImageDigests:
+    def resolve(reference: str, platform: str) -> ImageDigests:
         raise EngineError("nobody there")
 
     monkeypatch.setattr(registry, "resolve", resolve)
@@ -396,6 +402,63 @@ def test_a_user_s_own_choice_is_taken_and_told_unless_it_is_the_locked_image(
     assert found.said == ""
 
 
+ARM64 = "linux/arm64"
+
+
+@dataclass
+class TwoPlatforms(Engine):
+    """A registry that has the second image for arm64, by its own digest."""
+
+    def has(self, id: str, *tags: str, digests: tuple[str, ...] = ()) -> Engine:
+        super().has(id, *tags, digests=digests)
+        self.images[id]["Architecture"] = "arm64" if id == OTHER else "amd64"
+        return self
+
+    def resolve(self, reference: str, platform: str) -> ImageDigests:
+        assert (reference.partition("@")[0].rpartition(":")[0] or REPOSITORY) == REPOSITORY
+        assert platform == ARM64
+        return ImageDigests(INDEX, MANIFEST, OTHER)
+
+
+@pytest.mark.parametrize("locked", [None, LOCKED])
+@pytest.mark.parametrize("there", [False, True])
+def test_an_image_for_another_platform_stands_beside_the_engines_own(
+    empty_site: Settings, monkeypatch: pytest.MonkeyPatch, locked: LockedImage | None, there: bool
+) -> None:
+    """`docker pull --platform` had moved the tag, and the next build for this machine took it."""
+    engine = TwoPlatforms(registry={NGC: INDEX, "manifest": MANIFEST})
+    if there:
+        engine.has(CONFIG, NGC, digests=(f"{REPOSITORY}@{INDEX}",))
+    both = {AMD64: LockedPlatform(manifest=sha("f"), config=CONFIG)}
+    both[ARM64] = LockedPlatform(manifest=MANIFEST, config=OTHER)
+    whole = locked and LockedImage(digest=INDEX, platforms=both)
+    monkeypatch.setattr(registry, "resolve", engine.resolve)
+    found = find(engine, empty_site, locked=whole, platform=ARM64).image
+    assert engine.pulled == [f"{REPOSITORY}@{MANIFEST}"]
+    assert (found.id, found.platform) == (OTHER, ARM64)
+    assert engine.inspect_image(found.name)["Id"] == OTHER
+    assert engine.inspect_image(f"{NGC}-arm64")["Id"] == OTHER
+    monkeypatch.setattr(registry, "resolve", None)  # it is needed no more
+    assert find(engine, empty_site, locked=whole, platform=ARM64).image == found
+    assert len(engine.pulled) == 1
+    if there:
+        own = find(engine, empty_site, locked=whole).image
+        assert (own.id, own.platform) == (CONFIG, AMD64)
+
+
+def test_a_row_for_another_machine_is_refused_before_its_base_is_pulled(
+    empty_site: Settings,
+) -> None:
+    """20 GB were pulled first."""
+    engine = Engine(registry={NGC: INDEX})
+    there = {"Os": "linux", "Arch": "arm64"}
+    grace: Any = SimpleNamespace(api=engine, version=lambda: there)
+    building = Builds(grace, empty_site, Progress(io.StringIO()))
+    with pytest.raises(BuildError, match=r"is for linux/arm64, and the row is for linux/amd64"):
+        building._start(BuildRequest("24.10"))
+    assert not engine.pulled
+
+
 STANDIN = "megatron-standin-base:cp311"
 
 
@@ -419,7 +482,7 @@ def test_the_base_that_the_demo_made_stands_in_for_one_that_nobody_can_pull(
         engine.has(OTHER, f"megatron-standin-base:{row.abi}")
         labels = {"megatron-launchpad.standin": "debian-bookworm"} if labelled else {}
         engine.images[OTHER]["Config"] = {"Labels": labels}
-    building = Builds(SimpleNamespace(api=engine), empty_site, Progress(out), standin=True)
+    building = Builds(client(engine), empty_site, Progress(out), standin=True)
     if not taken:
         hint = tag == "cpu" and chosen is None
         with pytest.raises(EngineError) as caught:
@@ -450,7 +513,7 @@ def test_an_image_that_is_not_found_is_none_of_the_source_s_faults(
     progress = Stages(lambda told: None, io.StringIO())
     progress.step("source: Megatron 0.9.0 from git")
     assert progress.stage == "fetch"
-    images = pins.StartImages(SimpleNamespace(api=engine), empty_site, progress, {NGC: LOCKED}, [])
+    images = pins.StartImages(client(engine), empty_site, progress, {NGC: LOCKED}, [])
     with pytest.raises(LauncherError):
-        images.find(NGC, chosen)
+        images.find(NGC, chosen, AMD64)
     assert progress.stage == "pull"

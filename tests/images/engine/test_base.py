@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import tarfile
 from dataclasses import replace
 from pathlib import Path
@@ -27,7 +28,7 @@ def client(monkeypatch: pytest.MonkeyPatch) -> Engine:
     return Engine()
 
 
-def write_layer(layer: Path, recipe: base.BaseRecipe, cache: Path) -> None:
+def write_layer(layer: Path, recipe: base.BaseRecipe, cache: Path, say: base.Say) -> None:
     with tarfile.open(layer, "w") as tar:
         tar.addfile(tarfile.TarInfo(f"./{recipe.suite}"))
 
@@ -105,6 +106,23 @@ def test_a_python_that_no_debian_has_and_another_user_than_root_are_refused(
     monkeypatch.setattr(base.os, "geteuid", lambda: 1000)
     with pytest.raises(EngineError, match="root only"):
         base.debian_base(client, "base:x", EPOCH, cache=tmp_path)
+
+
+MMDEBSTRAP = """\
+import sys
+for line in ("I: automatically chosen mode: root", "I: downloading packages with apt...",
+             "Get:1 a", "I: installing essential packages...", "E: no space"):
+    print(line, file=sys.stderr)
+sys.exit(25)
+"""
+
+
+def test_the_steps_of_a_debian_are_told_and_its_last_lines_are_kept() -> None:
+    """258 s passed without a line."""
+    told = list[str]()
+    code, last = base._told([sys.executable, "-c", MMDEBSTRAP], {}, told.append)
+    assert told == ["  downloading packages with apt...", "  installing essential packages..."]
+    assert (code, last[-1], len(last)) == (25, "E: no space", 5)
 
 
 def stand_in_for(answer: str, monkeypatch: pytest.MonkeyPatch) -> None:

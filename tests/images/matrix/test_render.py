@@ -108,15 +108,18 @@ def test_the_rows_of_one_abi_share_the_wheel_stage_letter_for_letter() -> None:
     assert {abi: len(texts) for abi, texts in found.items()} == dict.fromkeys(found, 1)
 
 
-def test_the_table_goes_between_its_markers() -> None:
-    text = f"before\n{render.BEGIN}\nold\n{render.END}\nafter\n"
-    once = render.between_markers(text, "new\n")
+def test_the_table_goes_between_its_markers(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(f"before\n{render.BEGIN}\nold\n{render.END}\nafter\n")
+    once = render.between_markers(page, "new\n")
     assert "old" not in once
     assert once.startswith("before\n")
     assert once.endswith("after\n")
-    assert render.between_markers(once, "new\n") == once
-    with pytest.raises(UsageError, match=r"README\.md"):
-        render.between_markers("no markers", "new")
+    page.write_text(once)
+    assert render.between_markers(page, "new\n") == once
+    page.write_text("no markers")
+    with pytest.raises(UsageError, match=r"page\.md"):
+        render.between_markers(page, "new")
     lines = render.table(load_matrix()).splitlines()
     status = {line.split(" | ")[0][2:]: line.split(" | ")[-1] for line in lines}
     assert (status["26.06"], status["24.02"]) == ("untried |", "runs |")

@@ -48,6 +48,8 @@ FULL: dict[str, Any] = {
     "network": "none",
     "user": "12345:100",
     "groups": (44, 110),
+    "devices": ("/dev/infiniband", "/dev/fuse:/dev/fuse2:rw"),
+    "cap_add": ("IPC_LOCK",),
     "workdir": "/tmp",  # noqa: S108
 }
 

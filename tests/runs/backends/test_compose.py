@@ -106,6 +106,14 @@ def test_what_compose_cant_do_is_refused(full: Plan, several: Plan) -> None:
         compose_request.request(replace(several, network="host"))
 
 
+def test_no_network_is_one_that_leads_nowhere_for_several_nodes(several: Plan) -> None:
+    """`run gpt2-tiny.yaml --backend compose --nodes 2` was refused for the preset's own key."""
+    file = compose_request.request(replace(several, network="none")).file
+    assert file["networks"] == {"nodes": {"driver": "bridge", "internal": True}}
+    nodes = [one for name, one in file["services"].items() if name.startswith("node-")]
+    assert [node["networks"] for node in nodes] == [["nodes"], ["nodes"]]
+
+
 def test_a_project_has_a_name_that_compose_takes(bare: Plan) -> None:
     assert compose_request.project_name(replace(bare, name="My.Run_1-")) == "my-run_1--0a1b2c3d"
 

@@ -23,6 +23,8 @@ from launcher.runs.runfile import source
 from launcher.runs.runfile.secrets import is_secret
 from launcher.runs.runfile.values import parse_gpus
 from tests import plans
+from tests.plans import HOST as MACHINE
+from tests.plans import Planner
 
 GOLDEN = Path(__file__).parent / "golden"
 WORDS = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=12)
@@ -180,8 +182,8 @@ ALLOWED = {
 
 
 def test_nothing_is_asked_for_that_opens_the_host(bare: Plan, full: Plan) -> None:
-    """No Privileged, CapAdd, Devices, PidMode: neither for these nor by name."""
-    for plan in (bare, full):
+    """No Privileged, PidMode, and CapAdd and Devices only by name."""
+    for plan in (bare, replace(full, devices=(), cap_add=())):
         asked = docker_request.request(plan).body["HostConfig"]
         assert set(asked) <= ALLOWED
         assert asked["SecurityOpt"] == ["no-new-privileges"]
@@ -189,6 +191,23 @@ def test_nothing_is_asked_for_that_opens_the_host(bare: Plan, full: Plan) -> Non
             docker_request.command(plan)
         )
     assert "NetworkMode" not in docker_request.request(bare).body["HostConfig"]
+
+
+def test_infinibands_devices_go_into_a_node_of_several(plan: Planner) -> None:
+    """NCCL went by TCP in the container, and said so to nobody; one node has no use for them."""
+    several = ["nodes.count=2", "nodes.master_addr=a", "gpus=1"]
+    there = replace(MACHINE, infiniband=True)
+    for sets, host, devices in (
+        (several, there, ("/dev/infiniband",)),
+        (several, MACHINE, ()),
+        (["gpus=1"], there, ()),
+        ([*several, "resources.devices=[]"], there, ()),
+        ([*several, "resources.devices=[/dev/fuse]"], there, ("/dev/fuse",)),
+    ):
+        assert plan("gpt2.yaml", *sets, host=host).devices == devices, sets
+    scheduled = replace(MACHINE, scheduled=True)
+    assert plan("gpt2.yaml", "nodes=2", host=scheduled).own_devices
+    assert not plan("gpt2.yaml", "nodes=2", "resources.devices=[]", host=scheduled).own_devices
 
 
 def plan_of(tmp_path: Path, text: str) -> Plan:

@@ -21,12 +21,13 @@ from pydantic import ValidationError
 
 from launcher.base.errors import UsageError
 from launcher.runs.backends import shown
-from launcher.runs.backends.kubernetes import kubernetes_job, kubernetes_request
+from launcher.runs.backends.kubernetes import kubernetes_job, kubernetes_pod, kubernetes_request
 from launcher.runs.plan.job import EndCause, ExitStatus
 from launcher.runs.plan.mounts import Mount
 from launcher.runs.plan.plan import Plan
 from launcher.runs.runfile.clusters import Kubernetes
 from tests.plans import HOST, Planner
+from tools import podmodel
 
 GOLDEN = Path(__file__).parent / "golden"
 SCHEMAS = os.environ.get("KUBERNETES_SCHEMAS", "")
@@ -55,12 +56,27 @@ ASKED: dict[str, Any] = {
     "queue": "team-a",
     "volumes": {"/shared": {"claim": "training"}, "/scratch": {"host_path": "/mnt"}},
     "secrets": {"WANDB_API_KEY": "wandb/api-key", "HF_TOKEN": "hugging-face/token"},
-    "resources": {"cpu": 16, "rdma/ib": "1"},
+    "resources": {"rdma/ib": "1"},
+    "per_gpu": {"cpu": 12, "memory": "180Gi"},
+    "exclude": ["bad-1", "bad-2"],
 }
+LOCKS = {"securityContext": {"capabilities": {"add": ["IPC_LOCK"]}}}
+POD: dict[str, Any] = {
+    "metadata": {"annotations": {"k8s.v1.cni.cncf.io/networks": "ib0"}, "labels": {"team": "a"}},
+    "spec": {
+        "containers": [{**LOCKS, "volumeMounts": [{"name": "shm", "mountPath": "/shm-too"}]}],
+        "tolerations": [{"key": "team", "operator": "Exists"}],
+    },
+}
+TOPOLOGY = {"maxSkew": 1, "topologyKey": "rack", "whenUnsatisfiable": "ScheduleAnyway"}
+WHOLE = POD | {"spec": POD["spec"] | {"hostNetwork": True, "topologySpreadConstraints": [TOPOLOGY]}}
 KINDS = {
-    "jobset": ASKED | {"priority_class": "high", "restarts": 2},
-    "trainjob": ASKED | {"kind": "trainjob"},
+    "jobset": ASKED | {"priority_class": "high", "restarts": 2, "pod": WHOLE},
+    "trainjob": ASKED | {"kind": "trainjob", "pod": POD},
 }
+
+
+SCHEDULED = replace(HOST, scheduled=True)
 
 
 @pytest.fixture
@@ -137,6 +153,79 @@ def closed(schema: Any) -> Any:
     if found.get("x-kubernetes-int-or-string"):
         found["type"] = ["integer", "string"]
     return found
+
+
+def test_the_fields_of_a_pod_are_those_that_are_published() -> None:
+    """A field of a newer Kubernetes would be refused; `python -m tools.podmodel` writes them."""
+    pytest.importorskip("kubeflow_trainer_api.models")
+    assert kubernetes_pod.TABLE.read_text() == podmodel.text()
+
+
+@pytest.mark.parametrize(
+    ("kind", "overlay", "told"),
+    [
+        (
+            "jobset",
+            {"spec": {"hostNetwrk": True}},
+            r"spec.hostNetwrk: a pod has no.*\n.*hostNetwork",
+        ),
+        ("trainjob", {"spec": {"hostNetwork": True}}, "spec.hostNetwork: a pod has no such field"),
+        ("jobset", {"spec": {"hostNetwork": "true"}}, "hostNetwork: 'true' is no boolean"),
+        ("jobset", {"spec": {"containers": LOCKS}}, "spec.containers: takes a list"),
+        ("jobset", {"spec": {"affinity": ["a"]}}, "spec.affinity: takes keys"),
+        ("jobset", {"spec": {"nodeSelector": {"a": 1}}}, "nodeSelector.a: 1 is no string"),
+        ("jobset", {"spec": {"containers": [{"image": "a"}]}}, "the container's image follows"),
+        (
+            "jobset",
+            {"spec": {"containers": [{"env": [{"name": "DB_PASSWORD", "value": "0123456789"}]}]}},
+            "env DB_PASSWORD: a secret's value",
+        ),
+        ("jobset", {"metadata": {"labels": {kubernetes_request.RUN: "x"}}}, "run: the launcher's"),
+    ],
+)
+def test_what_a_pod_has_not_is_refused(
+    full: Plan, kind: str, overlay: dict[str, Any], told: str
+) -> None:
+    """A cluster drops a field that it doesn't know without a word."""
+    with pytest.raises(UsageError, match=told):
+        made(full, **ASKED | {"kind": kind, "pod": overlay})
+
+
+def test_an_overlay_is_merged_by_names(full: Plan) -> None:
+    """A container without a name was one more, and ours had no right to lock memory."""
+    sidecar = {"name": "metrics", "image": "exporter:1"}
+    referred = {"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": "a", "key": "b"}}}
+    spec = POD["spec"] | {"containers": [LOCKS | {"env": [referred]}, sidecar]}
+    found = pod(full, **KINDS["jobset"] | {"pod": {"spec": spec}})
+    ours, other = found["containers"]
+    assert other == sidecar
+    assert ours["securityContext"]["capabilities"] == {"add": ["IPC_LOCK"]}
+    assert ours["securityContext"]["allowPrivilegeEscalation"] is False
+    assert [one for one in ours["env"] if one["name"] == "HF_TOKEN"] == [referred]
+    assert [one["key"] for one in found["tolerations"]] == ["nvidia.com/gpu", "team"]
+    assert ours["resources"]["requests"] == {"cpu": "96", "memory": "1440Gi"}
+
+
+def test_capabilities_of_the_file_are_the_containers(plan: Planner) -> None:
+    run = plan(RUN.replace("{memory:", "{cap_add: [IPC_LOCK], memory:"), host=SCHEDULED)
+    for kind in ("jobset", "trainjob"):
+        found = made(run, **ASKED | {"kind": kind})["spec"]
+        found = found if kind == "jobset" else found["runtimePatches"][0]["trainingRuntimeSpec"]
+        found = found if kind == "jobset" else found["template"]["spec"]
+        context = _pod(found)["containers"][0]["securityContext"]
+        assert context["capabilities"] == {"add": ["IPC_LOCK"]}
+
+
+def test_nodes_stay_left_out_beside_an_affinity_of_the_files_own(full: Plan) -> None:
+    """Of a pod's terms one will do: a second one of ours let it onto the bad node."""
+    rack = {"key": "rack", "operator": "In", "values": ["a"]}
+    required = "requiredDuringSchedulingIgnoredDuringExecution"
+    terms = {"nodeSelectorTerms": [{"matchExpressions": [rack]}, {}]}
+    spec = {"affinity": {"nodeAffinity": {required: terms}}}
+    found = pod(full, **ASKED, pod={"spec": spec})["affinity"]["nodeAffinity"][required]
+    out = {"key": "kubernetes.io/hostname", "operator": "NotIn", "values": ["bad-1", "bad-2"]}
+    expressions = [one["matchExpressions"] for one in found["nodeSelectorTerms"]]
+    assert expressions == [[rack, out], [out]]
 
 
 def test_a_node_that_was_just_found_is_asked_by_its_pods_name(
@@ -218,6 +307,19 @@ def test_how_a_run_has_ended(before: Any, now: Any, of: Any, told: int | None) -
     assert (found and found.code) == told
 
 
+def test_an_end_names_the_machines_of_its_pods() -> None:
+    """`exclude: auto` is to leave out a machine, and a pod's own name says nothing of it."""
+    asked = {"asked_at": math.inf, "owner": owner("Failed")}
+    seen = kubernetes_job.ClusterQuery(kubernetes_job.Cluster(()), "JobSet", "0a1b2c3d", **asked)
+    seen.pods = {1: status(ended(3)) | {"spec": {"nodeName": "gpu-7"}}}
+    nodes = tuple(kubernetes_job.PodJob(seen, "a", rank, {}) for rank in (0, 1))
+    job = kubernetes_job.KubernetesJob(nodes, {}, seen=seen, name="a", logs={"a-node-0-1": ""})
+    seen.pods[1]["metadata"] = {"name": "a-node-0-1"}
+    found = job.ended()
+    assert found
+    assert found.hosts == ("", "gpu-7")
+
+
 def test_what_a_runtime_starts_again_in_its_place_has_failed() -> None:
     pod = status(ended(3), "lastState")
     pod["status"]["containerStatuses"][0]["state"] = RUNNING
@@ -267,6 +369,11 @@ def test_a_value_is_nothing_but_a_value(full: Plan) -> None:
         ("", {"secrets": {}}, r"env.WANDB_API_KEY: a secret's value .*\n.*WANDB_API_KEY: SECRET"),
         ("", {"secrets": {"WANDB_API_KEY": "a/b"}}, r"secrets.HF_TOKEN: a secret's value"),
         ("gpus: 8|gpus: 'device=0,1'", {}, "gpus: device=0,1: the cluster chooses"),
+        (
+            "resources: {|resources: {devices: [/dev/fuse], ",
+            {},
+            "devices: /dev/fuse: a cluster gives",
+        ),
         ("resources: {|resources: {network: none, ", {}, "network: none: a pod has the cluster's"),
     ],
 )

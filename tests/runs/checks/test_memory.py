@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from launcher.runs.checks import memory
 from launcher.runs.plan import model
-from launcher.runs.plan.layout import layout
+from launcher.runs.plan.layout import Layout, layout
 from launcher.runs.plan.render import values_of
 from launcher.runs.runfile import source
 from launcher.runs.runfile.config import RunConfig
@@ -327,3 +327,14 @@ def test_less_of_anything_takes_less(change: tuple[str, int, int], sets: set[str
     key, more, less = change
     large = estimate("gpt2", *sets, f"{key}={more}")
     assert estimate("gpt2", *sets, f"{key}={less}").total < large.total
+
+
+@pytest.mark.parametrize("value", [[], "many", 0])
+def test_a_size_that_is_no_number_has_no_estimate(value: object) -> None:
+    """`megatron_args: {expert_tensor_parallel_size: []}` was "an error that nobody foresaw"."""
+    sizes = {"num_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "seq_length": 64}
+    options: Any = {**sizes, "vocab_size": 256, "micro_batch_size": 1}
+    options |= {"max_position_embeddings": 64, "expert_tensor_parallel_size": value}
+    found = memory.needed("gpt", options, Layout(1, 1, 1, 1), (8, 0))
+    assert found is None
+    assert memory.needed("gpt", options | {"expert_tensor_parallel_size": 1}, Layout(1, 1, 1, 1))

@@ -134,6 +134,7 @@ class Tty:
     seen: bytearray
 
     def write(self, live: LiveLine, data: bytes) -> None:
+        live.hear(data)
         with live.passing(data):
             self.out.buffer.write(data)
             self.out.buffer.flush()
@@ -240,6 +241,22 @@ def test_the_first_steps_compilation_is_told_for_as_long_as_it_takes() -> None:
         terminal.write(live, b"fast: compiled; no CUDA graph\r\n")
         time.sleep(0.25)
         assert terminal.seen.endswith(b"graph\r\n")
+
+
+def test_what_the_first_step_waits_for_is_told() -> None:
+    """The screen was empty for 11 s, from the start to the first line of the log."""
+    with tty() as terminal, LiveLine(terminal.out, lambda: 60) as live:
+        for state in ("checking", "starting the container", "importing torch"):
+            live.wait(state)
+            assert terminal.until(lambda s=state: f"{s}  0 s".encode() in terminal.seen)
+        terminal.write(live, b"loading\r\n")
+        assert terminal.until(lambda: b"\nwaiting for the first step  " in plain(terminal.seen))
+        live.show(STEP, RATES)
+        assert terminal.until(lambda: terminal.seen.endswith(b"ETA 72 s"))
+
+
+def plain(seen: bytearray) -> bytes:
+    return bytes(seen).replace(b"\r\x1b[K", b"")
 
 
 def test_two_threads_write_whole_lines_and_a_lost_terminal_is_nothing_to_the_run() -> None:

@@ -17,9 +17,11 @@ from launcher.agent.checkpoints import folders, lineage
 from launcher.agent.checkpoints.folders import CheckpointFolder
 from launcher.base.errors import EngineError, UsageError
 from launcher.base.names import LABEL
+from launcher.runs.follow import again as again_of
 from launcher.runs.follow import files, start
 from launcher.runs.follow.assemble import PlannedRun, assemble
 from launcher.runs.follow.files import Caller
+from launcher.runs.follow.live import Shown
 from launcher.runs.plan.image import ImageFacts
 from launcher.runs.plan.job import Backend
 from launcher.runs.plan.plan import Plan, Stamp
@@ -73,7 +75,7 @@ def again(
         monkeypatch.setattr(start.find, "jobs", lambda: [(None, one) for one in jobs])
         started: list[Plan] = []
         chosen: Any = SimpleNamespace(
-            start=lambda plan, attach: started.append(plan), shares_files=seen
+            start=lambda plan, attach: started.append(plan), shares_files=seen, contained=True
         )
         start.Attempts(wanted, chosen, Stamp(RUN, ""), None)(1)
         return started
@@ -114,7 +116,7 @@ def test_a_run_that_does_not_start_leaves_no_record(save: Path, plan: Callable[.
     def refuse(*_: Any, **__: Any) -> None:
         raise EngineError("no")
 
-    chosen: Any = SimpleNamespace(start=refuse)
+    chosen: Any = SimpleNamespace(start=refuse, contained=True)
     first = start.First(replace(plan("gpt2-tiny.yaml"), run=RUN), ExitStack())
     with pytest.raises(EngineError):
         start.Attempts(asked(save), chosen, Stamp(RUN, ""), first)(0)
@@ -135,7 +137,7 @@ def test_a_run_without_a_record_here_is_only_looked_at(
 
     monkeypatch.setattr(start, "supervise", supervise)
     assert start.attach(RUN) == 3
-    assert seen == [{"job": theirs, "guest": True}]
+    assert seen == [{"job": theirs, "guest": True, "shown": Shown.USUAL}]
     assert f"run {RUN} has no record here" in capsys.readouterr().err
 
 
@@ -146,8 +148,8 @@ def test_a_run_that_a_launcher_is_about_to_start_again_is_not_resumed(
     monkeypatch.setattr(start.find, "jobs", list)
     here: Any = None
     with owner.following(RUN), pytest.raises(UsageError, match=f"run {RUN} still goes on"):
-        start.resumed(RUN, here, [])
-    found, notes = start.resumed(RUN, here, [])
+        again_of.resumed(RUN, here, [])
+    found, notes = again_of.resumed(RUN, here, [])
     assert found.config.checkpoint.load == str(save)
     assert found.payload == ""  # today's, and it is said
     assert "this launcher's own runner and trainer go on, not those of then" in notes
@@ -168,7 +170,7 @@ def test_the_same_is_the_same_though_it_saves_elsewhere_and_is_tied_or_has_a_sec
     record.write(record.record_of(plan, wanted, "docker"))
     provenance.keep(plan, provenance.facts_of(plan, wanted, chosen, None))
     monkeypatch.setenv("API_KEY", "x")
-    found, notes = start.repeated(RUN, chosen, force=False)
+    found, notes = again_of.repeated(RUN, chosen, force=False)
     assert notes == [f"it saves to {save}-rerun"]
     assert found.config.checkpoint.load == (str(save) if began else f"{save}-rerun")
 
@@ -197,7 +199,7 @@ def test_a_run_whose_facts_can_not_be_kept_leaves_no_record(
     assembled: Any = PlannedRun(replace(plan("gpt2-tiny.yaml"), run=RUN), ImageFacts())
     chosen: Any = SimpleNamespace(name="docker")
     with pytest.raises(type(error)):
-        start._kept(assembled, asked(save), chosen, preflight=False)
+        start.keep(assembled, asked(save), chosen, preflight=False)
     assert not record.folder(RUN).exists()
 
 
@@ -272,12 +274,28 @@ def test_a_run_whose_folder_another_has_gone_over_is_not_resumed_from_that(
     )
     monkeypatch.setattr(start.find, "jobs", list)
     here: Any = None
-    start.resumed(ANOTHER, here, [])
+    again_of.resumed(ANOTHER, here, [])
     lineage.claim(theirs, RUN, RUN, overwrite=True)
     distributed(folders.partial(theirs, 12))
     folders.publish(theirs, 12)
     with pytest.raises(UsageError, match=f"iter_0000012 is run {RUN}'s"):
-        start.resumed(ANOTHER, here, [])
+        again_of.resumed(ANOTHER, here, [])
+
+
+def test_a_run_that_has_finished_says_so_and_how_it_goes_on(
+    theirs: Path, plan: Callable[..., Plan], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was started, loaded its last checkpoint, and ended, with a new record for nothing."""
+    wanted = asked(theirs, training={"train_iters": 6})
+    record.write(record.record_of(replace(plan("gpt2-tiny.yaml"), run=ANOTHER), wanted, "docker"))
+    monkeypatch.setattr(start.find, "jobs", list)
+    here: Any = None
+    with pytest.raises(UsageError) as caught:
+        again_of.resumed(ANOTHER, here, [])
+    assert caught.value.problem.endswith("/iter_0000006 is iteration 6 of 6")
+    assert caught.value.remedy.endswith(f"resume {ANOTHER} --set training.train_iters=12")
+    more = [source.parse_set("training.train_iters=10")]
+    assert again_of.resumed(ANOTHER, here, more)[0].config.training.train_iters == 10
 
 
 Write = Callable[[str], str]
@@ -441,7 +459,7 @@ def test_a_dry_run_says_that_the_text_will_be_tokenized(text: Path, tmp_path: Pa
     )
     assert not (tmp_path / "cache").exists()
     prefix.make(lambda done: None)
-    assert launcher(*command, **cache).stderr == ""
+    assert "data.text" not in launcher(*command, **cache).stderr
 
 
 needs_root = pytest.mark.skipif(os.getuid() != 0, reason="needs root, as sudo gives it")

@@ -473,6 +473,7 @@ def test_folders_that_cannot_be_looked_at_do_not_hide_the_ending(
     assert capsys.readouterr().err.splitlines() == [
         "launcher: can't look for checkpoints in /no/such/folder: Permission denied",
         f"launcher: run {RUN} failed, exit code 3",
+        f"launcher: its record: {runs / RUN}",
     ]
 
 

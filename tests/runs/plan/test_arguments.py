@@ -9,7 +9,6 @@ from launcher.runs.plan import arguments
 from launcher.runs.plan.arguments import Option
 from launcher.runs.plan.image import ImageFacts
 from tests.plans import Planner, refusal
-from tools import options
 
 UPSTREAM = (
     "name: a\nimage: cpu\ngpus: 1\nprogram: pretrain_gpt.py\ndata: {mock: true, vocab_size: 100}\n"
@@ -240,10 +239,3 @@ def test_words_are_options_with_their_values() -> None:
         Option("--c", True, "-- --c"),
         Option("--api-key", "z", "-- --api-key=(hidden)"),
     ]
-
-
-def test_the_page_has_the_options_of_the_parser() -> None:
-    """Its table was written by hand, and a new option was missing there."""
-    text = options.PAGE.read_text(encoding="utf-8")
-    assert text == options.page(text), "python3 -m tools.options writes it"
-    assert all(f"`{name}`" in text for name in arguments.table().gpt)

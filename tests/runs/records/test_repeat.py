@@ -283,6 +283,21 @@ def test_the_newest_lines_are_those_of_the_file_backwards(sizes: list[int], cut:
         assert few == whole[::-1][: len(few)]
 
 
+@pytest.mark.parametrize("piece", [1, 7, record.PIECE])
+@pytest.mark.parametrize(
+    "odd", [b"", b"{", b"1", b'{"a": 1} {"b": 2}', b'{"at": "\\udcff"}', b"\xff"]
+)
+def test_a_line_that_is_not_whole_takes_no_other_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, odd: bytes, piece: int
+) -> None:
+    """Lines are parsed together, and one of them could spoil all."""
+    monkeypatch.setattr(record, "PIECE", piece)
+    (tmp_path / "lines").write_bytes(b'{"at": 1}\n' + odd + b'\n\n{"at": 2}\n{"at": 3}')
+    found = [one["at"] for one in record.read_lines(tmp_path / "lines")]
+    assert [at for at in found if at != "\udcff"] == [1, 2, 3]
+    assert ("\udcff" in found) == (b"udcff" in odd)
+
+
 def test_ages() -> None:
     hours = {"30m": 0.5, "12h": 12, "7d": 168, "2w": 336}
     assert {age: (NOW - runs.ago(age, NOW)).total_seconds() / 3600 for age in hours} == hours

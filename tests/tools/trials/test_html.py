@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from launcher.tools.pages import page
 from launcher.tools.trials import html
 from launcher.tools.trials.result import ORDER, STAGES, WHILE, CellResult
 from tests.tools.trials.samples import RESULTS, SECONDS, result
@@ -41,19 +42,24 @@ class Read(HTMLParser):
         return [one[name] or "" for _, one in self.elements if name in one]
 
 
+def style() -> str:
+    """The style of the page."""
+    files = page.SHARED / "style.css", html.PARTS / "page.css"
+    return "".join(file.read_text(encoding="utf-8") for file in files)
+
+
 def test_it_is_well_nested_and_names_nothing_outside() -> None:
     assert "Nothing was tried." in html.as_html([])
-    page = html.as_html(RESULTS)
-    assert page == html.as_html(RESULTS)
-    read = Read(page)
+    shown = html.as_html(RESULTS)
+    assert shown == html.as_html(RESULTS)
+    read = Read(shown)
     assert read.open == []
     assert not {"img", "iframe", "object", "form", "base"} & {tag for tag, _ in read.elements}
     assert read.all("src") == []
     assert {one for one in read.all("href") if not one.startswith("#")} == {"data:,"}
     assert not [name for _, one in read.elements for name in one if name.startswith("on")]
     assert read.all("style") == []
-    style = (html.PARTS / "page.css").read_text(encoding="utf-8")
-    assert not re.search(r"@import|url\(", style)
+    assert not re.search(r"@import|url\(", style())
 
 
 def test_every_link_leads_somewhere_and_no_id_is_there_twice() -> None:
@@ -133,7 +139,6 @@ def test_every_verdict_and_stage_has_its_look_and_its_meaning() -> None:
     assert set(html.KINDS) == set(ORDER)
     page = html.as_html(RESULTS)
     assert all(f"<dt>fails: {stage}</dt>" in page for stage in STAGES)
-    style = (html.PARTS / "page.css").read_text(encoding="utf-8")
-    assert all(f".{kind} {{ --ink" in style for kind in {*html.SIGNS})
-    for name in re.findall(r"var\((--[a-z-]+)", style):
-        assert f"{name}:" in style, name
+    assert all(f".{kind} {{ --ink" in style() for kind in {*html.SIGNS})
+    for name in re.findall(r"var\((--[a-z-]+)", style()):
+        assert f"{name}:" in style(), name

@@ -217,8 +217,9 @@ Run = Callable[..., int]
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     """The command on a matrix in a folder of its own, where trying finds what is given."""
-    for name in ("matrix.yaml", "matrix.lock", "README.md"):
-        shutil.copy(ROOT / name, tmp_path)
+    (tmp_path / "docs").mkdir()
+    for name in ("matrix.yaml", "matrix.lock", report.TABLE):
+        shutil.copy(ROOT / name, tmp_path / name)
     monkeypatch.setenv("LAUNCHER_MATRIX", str(tmp_path / "matrix.yaml"))
     monkeypatch.setattr(connect, "connect", lambda **_: None)
 
@@ -303,7 +304,7 @@ def test_make_hands_on_what_it_is_given(given: list[str], taken: dict[str, objec
     assert vars(parser.parse_args(words)) == {**usual, **taken}
 
 
-def test_write_keeps_them_for_the_readme(
+def test_write_keeps_them_for_the_docs(
     run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run([result("24.02", "runs", "runs"), result("24.10", "runs")]) == 0
@@ -313,8 +314,8 @@ def test_write_keeps_them_for_the_readme(
     assert report.load_committed(tmp_path) == RESULTS[:2]
     shutil.copy(ROOT / "Dockerfile.template", tmp_path)
     assert main(["matrix", "render"]) == 0
-    assert "| 24.03 | 0.9.0 | runs |" in (tmp_path / "README.md").read_text(encoding="utf-8")
+    assert "| 24.03 | 0.9.0 | runs |" in (tmp_path / report.TABLE).read_text(encoding="utf-8")
     assert main(["matrix", "render", "--check"]) == 0
     report.commit([result("24.03", "imports")], tmp_path)
     assert main(["matrix", "render", "--check"]) == 1
-    assert "README.md differs" in capsys.readouterr().err
+    assert "docs/compat.md differs" in capsys.readouterr().err

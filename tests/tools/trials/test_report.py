@@ -200,7 +200,7 @@ def test_control_sequences_go_and_text_stays(before: str, after: str) -> None:
         assert whole == f"{report.plain(before)}|{report.plain(after)}"
 
 
-README = f"# A\n\n{report.BEGIN}\n\nold\n{report.END}\nafter\n"
+PAGE = f"# A\n\n{report.BEGIN}\n\nold\n{report.END}\nafter\n"
 
 
 def test_a_cell_is_replaced_by_its_newer_result_on_the_same_gpus() -> None:
@@ -219,19 +219,23 @@ def test_a_cell_is_replaced_by_its_newer_result_on_the_same_gpus() -> None:
 
 
 def test_what_is_committed_is_shown(tmp_path: Path) -> None:
-    readme = tmp_path / "README.md"
-    assert html.rendered({readme: README}, tmp_path) == {}
+    page = tmp_path / report.TABLE
+    page.parent.mkdir()
+    page.write_text(PAGE)
+    assert html.rendered(tmp_path) == {}
     report.commit(RESULTS[:2], tmp_path)
     report.commit(RESULTS[1:], tmp_path)
     assert report.load_committed(tmp_path) == report.merged([], RESULTS)
-    files = html.rendered({readme: README}, tmp_path)
-    assert "| 24.02 | 0.9.0 | runs | runs | 2 × NVIDIA H100 80GB HBM3 |  |\n" in files[readme]
-    assert "old" not in files[readme]
-    assert files[readme].endswith(f"{report.END}\nafter\n")
+    files = html.rendered(tmp_path)
+    assert "| 24.02 | 0.9.0 | runs | runs | 2 × NVIDIA H100 80GB HBM3 |  |\n" in files[page]
+    assert "old" not in files[page]
+    assert files[page].endswith(f"{report.END}\nafter\n")
     assert 'id="24.02-0.9.0"' in files[tmp_path / report.PAGE]
-    assert html.rendered(files, tmp_path) == files
-    with pytest.raises(UsageError, match=r"README\.md"):
-        html.rendered({readme: "no markers"}, tmp_path)
+    page.write_text(files[page])
+    assert html.rendered(tmp_path) == files
+    page.write_text("no markers")
+    with pytest.raises(UsageError, match=r"compat\.md"):
+        html.rendered(tmp_path)
 
 
 def test_what_is_committed_is_of_the_matrix_and_of_no_machine() -> None:

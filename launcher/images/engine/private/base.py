@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 import tarfile
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -44,6 +45,8 @@ EXCLUDED = [
 FORGOTTEN = ["apt/sources.list", "apt/sources.list.d/*", "hostname", "resolv.conf"]
 SEARCH_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 KEPT_VARIABLES = ("PATH", "HOME", "TMPDIR", "LD_LIBRARY_PATH", "PERL5LIB", "no_proxy", "NO_PROXY")
+STEP = re.compile(r"I: ((?:running apt-get update|downloading|extracting|installing|creating).*)")
+"""How mmdebstrap begins the line of a step that takes a while."""
 Say = Callable[[str], None]
 
 
@@ -75,21 +78,23 @@ def debian_base(
     python: str = "3.11",
     *,
     more: Sequence[str] = (),
+    architecture: str | None = None,
     cache: Path | None = None,
     say: Say = lambda _: None,
 ) -> str:
     """The ID of the engine's image `name`, a Debian with `python`, pip and a C++ compiler.
 
-    more: packages of Debian's beside them, such as python3-torch. The engine's own is taken if it
-    was made by the same recipe, then the archive in `cache`, which is a folder of the launcher's
-    cache unless another is given. Raises EngineError.
+    more: packages of Debian's beside them, such as python3-torch; architecture: Debian's name of
+    another one than this machine's, which is emulated. The engine's own is taken if it was made by
+    the same recipe, then the archive in `cache`, which is a folder of the launcher's cache unless
+    another is given. Raises EngineError.
     """
     from docker.errors import ImageNotFound
 
     if python not in SUITES:
         raise EngineError(f"no Debian release has Python {python}", nearest(python, list(SUITES)))
     made_of = ((*PACKAGES, *more), tuple(EXCLUDED), tuple(FORGOTTEN))
-    recipe = BaseRecipe(SUITES[python], _architecture(), epoch, *made_of)
+    recipe = BaseRecipe(SUITES[python], architecture or _architecture(), epoch, *made_of)
     found = find_image(client, name) or {"Config": {}}
     if recipe.labels.items() <= (found["Config"].get("Labels") or {}).items():
         return str(found["Id"])
@@ -131,7 +136,7 @@ def _make(made: Path, recipe: BaseRecipe, say: Say) -> None:
     made.parent.mkdir(parents=True, exist_ok=True)
     with owned.scratch(made.parent) as scratch:
         layer, whole = Path(scratch, "layer.tar"), Path(scratch, "image.tar")
-        _bootstrap(layer, recipe, made.parent)
+        _bootstrap(layer, recipe, made.parent, say)
         architecture = GO_NAMES.get(recipe.architecture, recipe.architecture)
         write_image(whole, layer, recipe.epoch, recipe.labels, architecture)
         files.sync(whole)
@@ -170,8 +175,8 @@ def write_image(
     return sha256(config)
 
 
-def _bootstrap(layer: Path, recipe: BaseRecipe, cache: Path) -> None:
-    """Run mmdebstrap, which writes `layer`."""
+def _bootstrap(layer: Path, recipe: BaseRecipe, cache: Path, say: Say) -> None:
+    """Run mmdebstrap, which writes `layer`, and tell each of its steps."""
     if not shutil.which("perl"):
         raise EngineError("mmdebstrap needs perl, which isn't installed", "Install perl.")
     root = Path("/")
@@ -183,17 +188,30 @@ def _bootstrap(layer: Path, recipe: BaseRecipe, cache: Path) -> None:
     forget = f'cd "$1/etc" && rm -rf {" ".join(recipe.forgotten)}'
     options += [f"--hook-dir={hooks}", f"--customize-hook={forget}"]
     options += [f"--include={','.join(recipe.packages)}"]
+    options += ["--skip=check/qemu"]  # it takes arch-test; what can't be run fails in plain words
     argv = ["mmdebstrap", *options, *_keyring(cache), recipe.suite, str(layer)]
     env = _environment(root, recipe.epoch)
-    done = subprocess.run(
-        [*argv, *_sources(recipe.suite)], capture_output=True, text=True, check=False, env=env
-    )
-    if done.returncode:
-        said = "\n".join(f"  | {line}" for line in done.stderr.strip().splitlines()[-12:])
+    code, last = _told([*argv, *_sources(recipe.suite)], env, say)
+    if code:
+        said = "\n".join(f"  | {line}" for line in last)
         raise EngineError(
-            f"mmdebstrap failed with exit code {done.returncode}:\n{said}",
+            f"mmdebstrap failed with exit code {code}:\n{said}",
             "Check that the distribution's package mirror can be reached (apt-get update).",
         )
+
+
+def _told(argv: Sequence[str], env: Mapping[str, str], say: Say) -> tuple[int, list[str]]:
+    """Run mmdebstrap, telling the steps that it begins; its exit code and its last lines."""
+    last = deque[str](maxlen=12)
+    with subprocess.Popen(
+        argv, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=env
+    ) as process:
+        assert process.stderr
+        for line in map(str.strip, process.stderr):
+            last.append(line)
+            if step := STEP.fullmatch(line):
+                say(f"  {step[1]}")
+    return process.returncode, [*last]
 
 
 def _environment(root: Path, epoch: int) -> dict[str, str]:

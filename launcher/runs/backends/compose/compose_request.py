@@ -20,6 +20,9 @@ from launcher.runs.plan.plan import Plan
 from launcher.runs.runfile.secrets import is_secret
 
 NETWORK = "nodes"
+NO_NETWORK = "none"
+"""What a run file says for a container that reaches nobody; of several nodes, nobody else."""
+
 TENSORBOARD, TENSORBOARD_PORT = "tensorboard", 6006
 TENSORBOARD_PORTS = f"{TENSORBOARD_PORT}-{TENSORBOARD_PORT + 9}"
 """Of this machine, the first that is free: several runs may be looked at."""
@@ -65,11 +68,11 @@ def request(plan: Plan) -> ComposeRequest:
             "--tie needs the container's standard input, which compose doesn't hand on",
             "Leave --tie out, or take --backend docker.",
         )
-    if plan.nodes > 1 and plan.network:
+    if plan.nodes > 1 and plan.network not in (None, NO_NETWORK):
         raise UsageError(
             f"resources.network: {plan.network}, and nodes on one machine have a network of "
             "their own",
-            "Leave resources.network out.",
+            "Leave resources.network out, or none for one that leads nowhere else.",
         )
     nodes = [*of_nodes(plan)]
     services = {node_name(rank): _service(node, rank) for rank, node in enumerate(nodes)}
@@ -77,7 +80,8 @@ def request(plan: Plan) -> ComposeRequest:
         services[TENSORBOARD] = board
     file: dict[str, Any] = {"name": project_name(plan), "services": services}
     if plan.nodes > 1:
-        file["networks"] = {NETWORK: {"driver": "bridge"}}
+        own = {"driver": "bridge"} | ({"internal": True} if plan.network == NO_NETWORK else {})
+        file["networks"] = {NETWORK: own}
     return ComposeRequest(project_name(plan), file, shown.secrets(plan))
 
 
@@ -120,6 +124,8 @@ def _service(plan: Plan, rank: int) -> dict[str, Any]:
         "user": plan.user,
         "group_add": [str(group) for group in plan.groups],
         "security_opt": [NO_NEW_PRIVILEGES] if plan.no_new_privileges else [],
+        "cap_add": [*plan.cap_add],
+        "devices": [one if ":" in one else f"{one}:{one}" for one in plan.devices],
         "working_dir": plan.workdir,
         "volumes": [_mount(mount) for mount in plan.mounts],
         "labels": dict(plan.labels),

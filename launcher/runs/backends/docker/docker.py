@@ -153,7 +153,7 @@ def backend() -> DockerBackend:
 
 
 def _known_devices(api: APIClient) -> int | None:
-    """The GPUs that the engine itself knows of (CDI, newer engines); None where it tells none."""
+    """The GPUs that the engine itself knows of (CDI, newer engines); None where it states none."""
     found = api.info().get("DiscoveredDevices") or []
     ids = {str(device.get("ID", "")) for device in found}
     return sum(1 for one in ids if one.startswith("nvidia.com/gpu=") and one != EVERY_GPU) or None

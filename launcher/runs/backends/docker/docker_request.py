@@ -68,6 +68,10 @@ def _host_config(plan: Plan) -> dict[str, Any]:
     }
     if plan.no_new_privileges:
         config["SecurityOpt"] = [NO_NEW_PRIVILEGES]
+    if plan.cap_add:
+        config["CapAdd"] = list(plan.cap_add)
+    if plan.devices:
+        config["Devices"] = [_device(one) for one in plan.devices]
     if plan.groups:
         config["GroupAdd"] = [str(group) for group in plan.groups]
     if plan.network:
@@ -84,6 +88,13 @@ def _host_config(plan: Plan) -> dict[str, Any]:
 def _mount(mount: Mount) -> dict[str, Any]:
     described: dict[str, Any] = {"Type": "bind", "Source": mount.source, "Target": mount.target}
     return described | ({"ReadOnly": True} if mount.read_only else {})
+
+
+def _device(text: str) -> dict[str, str]:
+    """A device, or a folder of them, as the API has `--device`."""
+    here, there, access = [*text.split(":"), "", ""][:3]
+    described = {"PathOnHost": here, "PathInContainer": there or here}
+    return described | {"CgroupPermissions": access or "rwm"}
 
 
 def _devices(plan: Plan) -> dict[str, Any]:
@@ -119,6 +130,10 @@ def command(plan: Plan) -> list[str]:
     ):
         argv += [flag, value] if value else []
     argv += ["--security-opt", NO_NEW_PRIVILEGES] if plan.no_new_privileges else []
+    for capability in plan.cap_add:
+        argv += ["--cap-add", capability]
+    for device in plan.devices:
+        argv += ["--device", device]
     for group in plan.groups:
         argv += ["--group-add", str(group)]
     for name, limit in plan.ulimits:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from launcher.base.errors import UsageError
 from launcher.runs.backends import host
 from launcher.runs.backends.kubernetes.kubernetes_request import ObjectRequest, request, show
 from launcher.runs.plan.plan import Plan
-from launcher.runs.runfile.clusters import Kubernetes
+from launcher.runs.runfile.clusters import Exclude, Kubernetes
 
 if TYPE_CHECKING:
     from launcher.runs.plan.job import Job
@@ -32,7 +33,15 @@ class KubernetesBackend(host.SchedulerBackend):
         return KubernetesBackend(config.kubernetes)
 
     def request(self, plan: Plan) -> ObjectRequest:
-        return request(plan, self.asked, os.environ)
+        return request(plan, self._excluding, os.environ)
+
+    @cached_property
+    def _excluding(self) -> Kubernetes:
+        """The keys, with the names of the nodes that `exclude: auto` leaves out."""
+        if not isinstance(self.asked.exclude, Exclude):
+            return self.asked
+        names = host.left_out(self.asked.exclude)
+        return self.asked.model_copy(update={"exclude": names or None})
 
     def show(self, plan: Plan, *, full: bool = False) -> str:
         return show(plan, self.request(plan), full=full)

@@ -99,10 +99,11 @@ class Policy(BaseModel):
 
 
 class Spec(BaseModel):
-    """Of a job."""
+    """Of a job, or of a pod."""
 
     suspend: bool | None = None
     failurePolicy: Policy | None = None
+    nodeName: str | None = None
 
 
 class Item(BaseModel):

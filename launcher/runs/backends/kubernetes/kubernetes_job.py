@@ -7,7 +7,7 @@ import subprocess
 import time
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -293,7 +293,13 @@ class KubernetesJob(Group):
     def ended(self) -> ExitStatus | None:
         if self.seen.fresh().owner is None:
             return ExitStatus(KILLED, EndCause.REMOVED)
-        return super().ended()
+        ended = super().ended()
+        return replace(ended, hosts=self._hosts()) if ended else None
+
+    def _hosts(self) -> tuple[str, ...]:
+        """The machines of its pods, "" for one that was never found on any."""
+        pods = (self.seen.pods.get(rank, {}) for rank in range(len(self.nodes)))
+        return tuple(str(pod.get("spec", {}).get("nodeName", "")) for pod in pods)
 
     def state(self) -> str:
         return "running" if any(state.started for state in self.look()) else "pending"

@@ -17,6 +17,7 @@ from launcher.base.names import LABEL
 from launcher.runs import payload
 from launcher.runs.backends import shown
 from launcher.runs.backends.docker.docker_request import bytes_of_size
+from launcher.runs.backends.kubernetes import kubernetes_pod
 from launcher.runs.payload import KEY, TARGET
 from launcher.runs.plan.mounts import Mount
 from launcher.runs.plan.plan import Plan
@@ -32,6 +33,9 @@ RUN = f"{LABEL}run"
 
 NODE = "node"
 """What the replicated job and its container are called: Kubeflow's runtimes have no other name."""
+
+HOSTNAME = "kubernetes.io/hostname"
+"""The label of a node with its name."""
 
 LONGEST_NAME = 40
 """What leaves room for a pod's number in a host's name of 63 letters."""
@@ -109,10 +113,15 @@ def _refuse(plan: Plan, asked: Kubernetes) -> None:
     faults = Faults()
     if plan.gpus.devices:
         faults.add(f"gpus: {plan.gpus}: the cluster chooses which", "Give their number.")
+    if plan.spare:
+        faults.add("nodes.spare: a job has exactly its pods here", "Leave it out.")
     if plan.fewer:
         faults.add("nodes.min: a job has all its pods or none here", "Leave it out.")
     if plan.network not in (None, "host"):
         faults.add(f"resources.network: {plan.network}: a pod has the cluster's", "Leave it out.")
+    if plan.devices:
+        remedy = "Ask for what the cluster calls them: kubernetes.resources: {rdma/ib: 1}."
+        faults.add(f"resources.devices: {plan.devices[0]}: a cluster gives them out", remedy)
     if redacted(plan.argv) != plan.argv:
         faults.add("a secret among the program's arguments would stand in the cluster's objects")
     values = [name for name, value in plan.env if value is None or is_secret(name, value)]
@@ -129,6 +138,10 @@ def _refuse(plan: Plan, asked: Kubernetes) -> None:
                 f"{mount.key}: {mount.source} is in none of kubernetes.volumes",
                 "Say where it lies: kubernetes.volumes: {/shared: {claim: NAME}}, or host_path.",
             )
+    for problem, remedy in kubernetes_pod.faults(asked.pod, asked.kind, NODE):
+        faults.add(problem, remedy)
+    if RUN in ((asked.pod.get("metadata") or {}).get("labels") or {}):
+        faults.add(f"kubernetes.pod.metadata.labels.{RUN}: the launcher's own", "Leave it out.")
     faults.refuse()
 
 
@@ -168,6 +181,8 @@ def _manifest(plan: Plan, asked: Kubernetes, environ: Mapping[str, str]) -> Dict
         args=[shown.literal(word) for word in _argv(plan, asked)],
         env=_env(plan, asked, environ),
         limits=_limits(plan, asked),
+        requests=_requests(plan, asked),
+        capabilities={"add": [*plan.cap_add]} if plan.cap_add else None,
         config_map=config_map_name(plan) if plan.payload else None,
         unpacked_from=AT,
         unpacked_to=TARGET,
@@ -179,7 +194,31 @@ def _manifest(plan: Plan, asked: Kubernetes, environ: Mapping[str, str]) -> Dict
         pull_secrets=[{"name": name} for name in asked.image_pull_secrets],
         tolerations=[one.model_dump() for one in asked.tolerations],
     )
-    return dict(_given(yaml.safe_load(text)))
+    manifest = dict(_given(yaml.safe_load(text)))
+    job = _job_of(manifest, asked.kind)
+    job["template"] = kubernetes_pod.merged(job["template"], asked.pod, NODE)
+    if isinstance(asked.exclude, list):
+        _leave_out(asked.exclude, job["template"]["spec"])
+    return manifest
+
+
+def _job_of(manifest: Dict, kind: str) -> Dict:
+    """What holds the pod's template in an object."""
+    spec: Dict = manifest["spec"]
+    if kind == "trainjob":
+        spec = spec["runtimePatches"][0]["trainingRuntimeSpec"]["template"]["spec"]
+    found: Dict = spec["replicatedJobs"][0]["template"]["spec"]
+    return found
+
+
+def _leave_out(hosts: list[str], spec: Dict) -> None:
+    """Keep a pod from nodes: of its terms, of which one will do, each is to."""
+    required = "requiredDuringSchedulingIgnoredDuringExecution"
+    affinity = spec.setdefault("affinity", {}).setdefault("nodeAffinity", {})
+    terms = affinity.setdefault(required, {}).setdefault("nodeSelectorTerms", [{}])
+    others = {"key": HOSTNAME, "operator": "NotIn", "values": hosts}
+    for term in terms:
+        term["matchExpressions"] = [*term.get("matchExpressions", []), others]
 
 
 def _given(value: Any) -> Any:
@@ -214,6 +253,15 @@ def _limits(plan: Plan, asked: Kubernetes) -> Dict:
     return shown.filled(limits)
 
 
+def _requests(plan: Plan, asked: Kubernetes) -> Dict:
+    """What each node asks for with its GPUs; without it a pod gets what others leave."""
+    found = {}
+    for name, quantity in asked.per_gpu.items() if plan.gpus.count else ():
+        number, unit = re.fullmatch(r"([\d.]+)(\D*)", quantity).groups()  # type: ignore[union-attr]
+        found[name] = f"{float(number) * (plan.gpus.count or 0):g}{unit}"
+    return found
+
+
 def _env(plan: Plan, asked: Kubernetes, environ: Mapping[str, str]) -> list[Dict]:
     """The variables; secrets by reference."""
     values = {name: environ.get(name) if v is None else v for name, v in plan.env}
@@ -235,9 +283,11 @@ def _argv(plan: Plan, asked: Kubernetes) -> tuple[str, ...]:
     """
     if asked.kind == "trainjob" and plan.workdir:
         return ("env", f"--chdir={plan.workdir}", *_unpacking(plan), *plan.argv)
-    again = shown.going_on(plan, "kubernetes.restarts", "RESTART") if asked.restarts else ""
     argv = (*_unpacking(plan), *plan.argv)
-    return ("sh", "-c", f'exec "$@"{again}', "sh", *argv) if again else argv
+    if not (saved := shown.goes_on_from(plan, "kubernetes.restarts") if asked.restarts else ""):
+        return argv
+    again = f'[ "$RESTART" -eq 0 ] || set -- "$@" --load {shlex.quote(saved)}; exec "$@"'
+    return ("sh", "-c", again, "sh", *argv)
 
 
 def _unpacking(plan: Plan) -> tuple[str, ...]:

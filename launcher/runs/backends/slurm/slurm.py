@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,7 +23,7 @@ from launcher.runs.backends.slurm.slurm_request import (
     request,
 )
 from launcher.runs.plan.plan import Plan
-from launcher.runs.runfile.clusters import Slurm
+from launcher.runs.runfile.clusters import Exclude, Slurm
 
 if TYPE_CHECKING:
     from launcher.runs.plan.job import Job
@@ -67,14 +68,22 @@ class SlurmBackend(host.SchedulerBackend):
             return []
 
     def request(self, plan: Plan) -> SlurmRequest:
-        asked = self.asked.model_copy(update={"array": None}) if self.tasks else self.asked
+        asked = self._excluding.model_copy(update={"array": None} if self.tasks else {})
         return request(plan, asked, settings().runs / plan.run, self._sizes())
+
+    @cached_property
+    def _excluding(self) -> Slurm:
+        """The keys, with the names of the nodes that `exclude: auto` leaves out."""
+        if not isinstance(self.asked.exclude, Exclude):
+            return self.asked
+        names = ",".join(host.left_out(self.asked.exclude))
+        return self.asked.model_copy(update={"exclude": names or None})
 
     def show(self, plan: Plan, *, full: bool = False) -> str:
         """The script, which `sbatch` takes where its folder has been made."""
         asked = self.request(plan)
         if self.tasks:
-            script = array({self.tasks[0]: plan}, self.asked, settings().runs, self._sizes())
+            script = array({self.tasks[0]: plan}, self._excluding, settings().runs, self._sizes())
             told = "# of the others as well, which have scripts, folders and seeds of their own\n"
             return f"{script}{told}\n# {asked.path}\n{asked.script}"
         return f"# mkdir -p {shlex.quote(str(Path(asked.path).parent))}; sbatch\n{asked.script}"
@@ -85,11 +94,16 @@ class SlurmBackend(host.SchedulerBackend):
     def rootless(self) -> bool:
         return self.asked.container in ("podman", "apptainer", "pyxis")
 
+    def _say_limit(self) -> None:
+        if not self.asked.time:
+            host.tell("slurm.time isn't set: the partition's own time limit counts")
+
     def start(self, plan: Plan, *, attach: bool) -> Job:
         from launcher.runs.backends.slurm import slurm_job
 
         if plan.tie:
             raise UsageError("--tie: a Slurm job outlives its launcher", "Set slurm.time instead.")
+        self._say_limit()
         asked = self.request(plan)
         return slurm_job.submit({0: plan}, {0: asked}, [asked.path])[0]
 
@@ -97,8 +111,9 @@ class SlurmBackend(host.SchedulerBackend):
         """Start the runs that are an array's tasks, by their numbers."""
         from launcher.runs.backends.slurm import slurm_job
 
+        self._say_limit()
         asked = {number: self.request(plan) for number, plan in plans.items()}
-        script = array(plans, self.asked, settings().runs, self._sizes())
+        script = array(plans, self._excluding, settings().runs, self._sizes())
         return [*slurm_job.submit(plans, asked, [], script)]
 
     def jobs(self) -> list[Job]:

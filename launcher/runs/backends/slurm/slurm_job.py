@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from launcher.base import files, owned
@@ -23,7 +23,7 @@ from launcher.runs.plan.job import KILLED, EndCause, ExitStatus, OutputPiece
 from launcher.runs.plan.plan import Plan
 from launcher.runs.records import record
 
-JOB, CODE, STOP, ASK = "slurm.json", "code", "stop", "ask"
+JOB, CODE, STOP, ASK, HOSTS = "slurm.json", "code", "stop", "ask", "hosts"
 REPORT_SECONDS = 40.0
 """More than a runner takes for a report of its ranks."""
 
@@ -85,6 +85,12 @@ class SlurmJob(host.FolderJob):
         return self.folder / f"{node_name(rank)}.{'err' if is_error else 'out'}"
 
     def ended(self) -> ExitStatus | None:
+        """How it ended, and on which machines."""
+        ended = self._ended()
+        hosts = _read(self.folder / HOSTS, 0).decode(errors="replace").split() if ended else []
+        return replace(ended, hosts=tuple(hosts)) if ended else None
+
+    def _ended(self) -> ExitStatus | None:
         """By the script's last word, or where it could say none, by what Slurm knows of the job."""
         ended = self._said()
         if ended and not (self.requeue and ended.code):
@@ -167,7 +173,7 @@ class SlurmJob(host.FolderJob):
         if self.ended() is None:
             self.kill()
             self.wait()
-        names = [JOB, SCRIPT, CODE, STOP, ASK, OUTPUT]
+        names = [JOB, SCRIPT, CODE, STOP, ASK, HOSTS, OUTPUT]
         names += [f"{node_name(n)}.{end}" for n in self._nodes for end in ("out", "err", "end")]
         for mark in ("limit-", "failed-"):
             found = (path.name for path in self.folder.glob(f"{mark}*"))

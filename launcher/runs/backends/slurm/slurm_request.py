@@ -19,19 +19,20 @@ from launcher.base.errors import EngineError, PreflightError, UsageError
 from launcher.base.names import LABEL
 from launcher.runs.backends import shown
 from launcher.runs.backends.docker import docker_request
-from launcher.runs.backends.group import SETTLE_SECONDS
 from launcher.runs.backends.slurm import slurm_queue
-from launcher.runs.plan.plan import Plan
+from launcher.runs.plan.plan import INFINIBAND, Plan
 from launcher.runs.runfile.clusters import Slurm
 from launcher.runs.runfile.secrets import is_secret
 from launcher.runs.runfile.values import Gpus
 
+TEMPLATE = Path(__file__).with_name("slurm.sh.template")
 SCRIPT, OUTPUT = "job.sh", "slurm.out"
+WIDTH = 90
 ENGINES = ("docker", "podman")
 INSIDE = ("pyxis", "apptainer")
 """With those a node's shell is in the container: srun starts it there."""
 
-SAME = ("time", "partition", "account", "qos", "constraint", "reservation", "dependency")
+SAME = ("exclude", "time", "partition", "account", "qos", "constraint", "reservation", "dependency")
 """Keys that are sbatch's options of the same names."""
 
 SIZES = ("sinfo", "--noheader", "--exact", "--format=%P|%c|%m|%G")
@@ -106,24 +107,45 @@ def request(plan: Plan, asked: Slurm, folder: Path, sizes: Iterable[NodeSize] = 
 
     sizes: of the nodes, where Slurm says them
     """
-    goes_on = asked.requeue or asked.is_chain
+    if plan.cap_add and asked.container in INSIDE:
+        raise UsageError(
+            f"resources.cap_add: {asked.container} starts containers without rights of their own",
+            "Leave it out: locked memory is the nodes' own limit there.",
+        )
     again, restart = CHAIN if asked.is_chain else REQUEUE
-    node = _apptainer(plan, asked) if asked.container == "apptainer" else "node"
-    words = {
-        "options": "".join(f"#SBATCH {one}\n" for one in _options(plan, asked, folder, sizes)),
-        "secrets": shown.wanted(shown.secrets(plan)),
-        "folder": shlex.quote(str(folder)),
-        "restart": restart,
-        "paths": shlex.join(_paths(plan, asked)),
-        "unable": str(PreflightError.exit_code),
-        "setup": "".join(f"  {line}\n" for line in _setup(plan, asked)),
-        "settle": str(round(2 * SETTLE_SECONDS)),
-        **_node(plan, asked),
-        "start": f"{_srun(plan, asked)} bash -c {shlex.quote(node)}",
-        "again": again,
-    }
-    parts = ["head", "node", "start", *["again"] * goes_on, *["others"] * asked.is_chain, "end"]
-    return SlurmRequest(_filled(parts, words), str(folder / SCRIPT), goes_on)
+    goes_on, saved = asked.requeue or asked.is_chain, _saved(plan, asked)
+    script = _rendered(
+        plan=plan,
+        container=asked.container,
+        engine=asked.container if asked.container in ENGINES else "",
+        options=_options(plan, asked, folder, sizes),
+        has_limit=bool(asked.time),
+        secrets=shown.wanted(shown.secrets(plan)),
+        folder=shlex.quote(str(folder)),
+        restart=restart,
+        again=again if goes_on else "",
+        is_chain=asked.is_chain,
+        setup=asked.setup_lines,
+        goes_on_from=shlex.quote(saved) if saved else "",
+        unable=PreflightError.exit_code,
+        srun=_srun(plan, asked),
+        **_of_node(plan, asked),
+    )
+    return SlurmRequest(script, str(folder / SCRIPT), goes_on)
+
+
+def _rendered(**words: object) -> str:
+    """The script, by the template beside this module."""
+    import jinja2
+
+    environment = jinja2.Environment(
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        autoescape=False,  # noqa: S701 - a shell's words are quoted already
+    )
+    return environment.from_string(TEMPLATE.read_text("utf-8")).render(words)
 
 
 def array(
@@ -132,28 +154,19 @@ def array(
     """The script of an array, whose tasks are runs: each has its own script in its own folder."""
     first = next(iter(plans.values()))
     own = {"job-name": first.name, "output": os.devnull, "array": asked.array}
-    tasks = ""
+    lines = [f"#SBATCH {one}" for one in _options(first, asked, runs, sizes, **own)]
+    lines += ["", "# Each task is a run with a script of its own.", "case $SLURM_ARRAY_TASK_ID in"]
     for number, plan in plans.items():
         script, output = (shlex.quote(str(runs / plan.run / name)) for name in (SCRIPT, OUTPUT))
-        tasks += f"{number}) exec {script} >> {output} 2>&1;;\n"
-    options = "".join(f"#SBATCH {one}\n" for one in _options(first, asked, runs, sizes, **own))
-    return _filled(["array"], {"options": options, "tasks": tasks})
-
-
-def _filled(parts: Iterable[str], words: Mapping[str, str]) -> str:
-    """Those parts of slurm.sh, with `words` for its names."""
-    text = Path(__file__).with_name("slurm.sh").read_text("utf-8")
-    _, *found = re.split(r"^### (\w+)\n", re.sub(r"^## .*\n", "", text, flags=re.M), flags=re.M)
-    known = dict(zip(found[::2], found[1::2], strict=True))
-    script = "".join(known[name] for name in parts)
-    return re.sub(r"^@(\w+)\n|@(\w+)", lambda m: words[m[1] or m[2]], script, flags=re.M)
+        lines.append(f"  {number}) exec {script} >> {output} 2>&1 ;;")
+    return "\n".join(["#!/bin/bash", *lines, "esac", ""])
 
 
 def _paths(plan: Plan, asked: Slurm) -> list[str]:
     """What has to be there on a node: what is mounted, or without a container is run."""
     if asked.container in INSIDE:
         return []
-    paths = [mount.source for mount in plan.mounts]
+    paths = [mount.source for mount in plan.without_payload().mounts]
     if asked.container == "none":
         program = plan.argv[plan.argv.index("--") + 1 :] if "--" in plan.argv else ()
         paths += [plan.argv[1], *(word for word in program[:1] if os.path.isabs(word))]
@@ -174,8 +187,10 @@ def _options(
     told: dict[str, object] = {
         "job-name": docker_request.container_name(plan),
         "nodes": _nodes(plan),
-        "ntasks-per-node": None if plan.fewer else 1,  # of a range it would take the fewest
-        "gpus-per-node": plan.gpus.count or None,
+        "ntasks-per-node": None
+        if plan.fewer or plan.spare
+        else 1,  # of a range it would take the fewest
+        "gpus-per-node": _gpus(plan, asked),
         **{name: getattr(asked, name) for name in SAME},
         "array": asked.array if asked.is_chain else None,
         **own,
@@ -191,8 +206,17 @@ def _options(
             yield f"--{name}" if value is True else f"--{name}={shlex.quote(str(value))}"
 
 
+def _gpus(plan: Plan, asked: Slurm) -> str | None:
+    """The GPUs of a node, with their type where one is asked for."""
+    if not plan.gpus.count:
+        return None
+    return f"{asked.gpu_type}:{plan.gpus.count}" if asked.gpu_type else str(plan.gpus.count)
+
+
 def _nodes(plan: Plan) -> str:
     """How many; Slurm gives any number of a range. Raises UsageError where not all will do."""
+    if plan.spare:
+        return f"{plan.nodes}-{plan.nodes + plan.spare}"
     if not plan.fewer:
         return str(plan.nodes)
     least = plan.fewer[0]
@@ -204,66 +228,67 @@ def _nodes(plan: Plan) -> str:
     return f"{least}-{plan.nodes}"
 
 
-def _setup(plan: Plan, asked: Slurm) -> Iterator[str]:
-    """What a node does before the command: the site's own lines, and the variables."""
-    if asked.container == "apptainer":  # what comes before it, it is started by
-        yield "export PYTHONNOUSERSITE=1"
-    else:
-        yield from (asked.setup or "").splitlines()
-    if asked.container in ENGINES:
-        if plan.payload:  # root, as whom an engine may read, sees nothing of a user's disk by NFS
-            yield 'local payload; payload=$(mktemp -d) && chmod 755 "$payload" &&'
-            copy = shlex.join(["cp", "-R", "--", plan.payload.source])
-            yield f'  {copy} "$payload/" || code={PreflightError.exit_code}'
-        if plan.nodes > 1:
-            show = [asked.container, "image", "inspect", "--format={{.RootFS.Layers}}"]
-            show += [asked.image or plan.image]
-            yield f'export {alike.IMAGE}="$({shlex.join(show)} 2>/dev/null)"'
-        return
-    for name, value in plan.env:
-        if value is not None and not is_secret(name, value):
-            yield f"export {name}={shlex.quote(value)}"
-    if asked.container == "none":
-        yield from (f'export {name}="$(cat -- {shlex.quote(at)})"' for name, at in plan.secrets)
-        if plan.workdir:
-            yield f"cd -- {shlex.quote(plan.workdir)} || code={PreflightError.exit_code}"
-
-
-def _node(plan: Plan, asked: Slurm) -> dict[str, str]:
-    """What runs on a node, what ends its ranks, and what writes where they are, as a tar.
-
-    As a shell has it. A container outlives the program that started it.
-    """
-    again, kill, report = (
-        _again(plan, asked),
-        'kill -KILL "$pid"',
-        shlex.join([*plan.argv[:2], "stall.stall"]),
-    )
-    if asked.container not in ENGINES:
-        words = shown.joined(shown.by_name(plan.argv))
-        told = {"command": words + again, "kill": kill, "report": f'{report} "$pid"'}
-        return told | {"tidy": ""}
-    name = shlex.quote(f"{docker_request.container_name(plan)}-node-") + '"$SLURM_NODEID"'
+def _of_node(plan: Plan, asked: Slurm) -> dict[str, object]:
+    """What the template needs for a node, by the kind of its container."""
+    in_engine, bare = asked.container in ENGINES, asked.container == "none"
+    image = asked.image or plan.image
+    layers = [asked.container, "image", "inspect", "--format={{.RootFS.Layers}}", image]
+    start, paths = shlex.join(plan.argv[:2]), _paths(plan, asked)
     return {
-        "command": _engine(plan, asked, name) + again,
-        "tidy": '  [ -z "$payload" ] || rm -r -- "$payload"\n',
-        "kill": f"{asked.container} rm --force {name}; {kill}",
-        "report": f"{asked.container} exec {name} {report}",
+        "variables": [
+            (name, shlex.quote(value))
+            for name, value in ([] if in_engine else plan.env)
+            if value is not None and not is_secret(name, value)
+        ],
+        "secret_files": [(name, shlex.quote(at)) for name, at in plan.secrets] if bare else [],
+        "workdir": shlex.quote(plan.workdir) if bare and plan.workdir else "",
+        "needs": _wrapped([*(["--needs", *paths] if paths else []), "--"]),
+        "start": start,
+        "command": _wrapped(_engine(plan, asked) if in_engine else shown.by_name(plan.argv)),
+        "report": f"{start} stall.stall",
+        "name": shlex.quote(f"{docker_request.container_name(plan)}-node-"),
+        "payload": shlex.quote(plan.payload.source) if plan.payload else "",
+        "image_variable": alike.IMAGE,
+        "layers": shlex.join(layers) if plan.nodes > 1 else "",
+        "infiniband": INFINIBAND,
+        "apptainer": _wrapped(_apptainer(plan, asked)),
     }
 
 
-def _again(plan: Plan, asked: Slurm) -> str:
-    """Words by which a job that starts again goes on from what it saved. Raises UsageError."""
+def _wrapped(words: list[str]) -> str:
+    """A command as a shell has it, in lines that people read: an option begins with its value."""
+    lines = [""]
+    for option in _options_of(words):
+        told = shown.joined(option)
+        if lines[-1] and len(lines[-1]) + len(told) > WIDTH:
+            lines.append("")
+        lines[-1] += f" {told}" if lines[-1] else told
+    return " \\\n    ".join(lines)
+
+
+def _options_of(words: list[str]) -> Iterator[list[str]]:
+    """The words in groups, of which each begins with an option."""
+    group = list[str]()
+    for word in words:
+        if group and word.startswith("-"):
+            yield group
+            group = []
+        group.append(word)
+    yield group
+
+
+def _saved(plan: Plan, asked: Slurm) -> str:
+    """The folder that a job which starts again goes on from. Raises UsageError."""
     if asked.is_chain and not plan.options.get("save"):
         raise UsageError(
             "slurm.array: with %1 each job goes on from what the one before saved",
             "Set checkpoint.save; or without %1 each is a run of its own.",
         )
     key = "slurm.array" if asked.is_chain else "slurm.requeue"
-    return shown.going_on(plan, key, "restart") if asked.requeue or asked.is_chain else ""
+    return shown.goes_on_from(plan, key) if asked.requeue or asked.is_chain else ""
 
 
-def _engine(plan: Plan, asked: Slurm, name: str) -> str:
+def _engine(plan: Plan, asked: Slurm) -> list[str]:
     """`docker run` or `podman run`, with the GPUs and the place that Slurm gave to the task."""
     told = [f"PET_{one}" for one in ("NNODES", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT")]
     told += [alike.IMAGE] if plan.nodes > 1 else []
@@ -272,28 +297,25 @@ def _engine(plan: Plan, asked: Slurm, name: str) -> str:
     known = replace(plan.without_payload(), image=asked.image or plan.image, labels=labels)
     argv = docker_request.command(replace(known, gpus=Gpus(0), env=env))
     words = [asked.container, *argv[1:]]
-    words[argv.index("--name") + 1] = shown.Variable(name)
+    words[argv.index("--name") + 1] = shown.Variable('"$name"')
     if plan.payload:
         target = plan.payload.target
         mount = f'--mount "type=bind,source=$payload/launcher,target={target},readonly"'
         words.insert(2, shown.Variable(mount))
+    if plan.own_devices:
+        words.insert(2, shown.Variable('"${devices[@]}"'))
     if plan.gpus.count:
         words.insert(2, shown.Variable(r'''--gpus "\"device=$CUDA_VISIBLE_DEVICES\""'''))
-    return shown.joined(words)
+    return words
 
 
-def _apptainer(plan: Plan, asked: Slurm) -> str:
-    """What a node does to have its shell in the image; the user's home and /tmp are there too.
-
-    Of the node's own variables those that lead Python to other packages stay outside.
-    """
+def _apptainer(plan: Plan, asked: Slurm) -> list[str]:
+    """What has a node's shell in the image; the user's home and /tmp are there too."""
     argv = ["apptainer", "exec", *(["--nv"] if plan.gpus.count else [])]
     argv += [f"--pwd={plan.workdir or '/'}"]
     argv += [f"--mount={docker_request.mount_option(mount)}" for mount in plan.mounts]
-    image = shlex.quote(asked.image or f"docker://{plan.image}")
-    lines = ["trap : TERM", *(asked.setup or "").splitlines(), "unset PYTHONPATH PYTHONHOME"]
-    lines += [f'{shlex.join(argv)} --bind="$folder" {image} bash -c node || over "$?"']
-    return "\n".join(lines)
+    folder = shown.Variable('--bind="$folder"')
+    return [*argv, folder, asked.image or f"docker://{plan.image}", "bash", "-c", "node"]
 
 
 def _container_here() -> str:
@@ -310,14 +332,15 @@ def _container_here() -> str:
 
 
 def _srun(plan: Plan, asked: Slurm) -> str:
-    """Starts the nodes; of their output each has its own files."""
+    """What starts the nodes; of their output each has its own files."""
     words = ["srun", "--kill-on-bad-exit=0", "--open-mode=append"]
-    words += ["--ntasks-per-node=1"] if plan.fewer else []
-    line = shlex.join(words)
+    words += ["--ntasks-per-node=1"] if plan.fewer or plan.spare else []
+    words += ["--wait=0"] if plan.spare else []  # a spare one's end is no reason to end others
     if asked.container == "pyxis":
         binds = [f"{m.source}:{m.target}{':ro' * m.read_only}" for m in plan.mounts]
-        words = [f"--container-image={asked.image or plan.image}", "--no-container-mount-home"]
+        binds += [one if ":" in one else f"{one}:{one}" for one in plan.devices]
+        words += [f"--container-image={asked.image or plan.image}", "--no-container-mount-home"]
         words += [f"--container-workdir={plan.workdir}"] if plan.workdir else []
-        words += ["--container-mounts=" + ",".join([*binds, ""])]
-        line += f' {shlex.join(words)}"$folder:$folder"'
-    return f'{line} --output="$folder/node-%n.out" --error="$folder/node-%n.err"'
+        mounts = shlex.quote("--container-mounts=" + ",".join([*binds, ""]))
+        words.append(shown.Variable(f'{mounts}"$folder:$folder"'))
+    return _wrapped(words)

@@ -1,0 +1,133 @@
+"""Counts the documents that training, evaluation and test get of the data, as Megatron does.
+
+Megatron hangs, or ends by SIGABRT, where a split that it takes samples from has no document.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from itertools import accumulate, pairwise
+
+from launcher.runs.checks.machine import Dataset, Finding
+from launcher.runs.plan.arguments import given
+from launcher.runs.plan.program import ProgramKind
+from launcher.runs.plan.resolved import Resolved
+
+SPLIT = "969, 30, 1"
+"""Upstream's default of --split, and ours."""
+
+TRAINING, EVALUATION, TEST = NAMES = ("training", "evaluation", "test")
+
+
+def shares(split: str) -> list[float]:
+    """The share of each of NAMES. Raises ValueError where there is a fourth."""
+    found = [float(share) for share in re.findall(r"[.0-9]+", split)]
+    if len(found) > len(NAMES):
+        raise ValueError(f"{split!r} has more shares than {', '.join(NAMES)}")
+    return found + [0.0] * (len(NAMES) - len(found))
+
+
+def bounds(parts: Sequence[float], documents: int) -> list[tuple[int, int]]:
+    """The first document of each split, and the one behind its last."""
+    total = sum(parts)
+    ends = accumulate((part / total for part in parts), initial=0.0)
+    return [*pairwise(round(end * float(documents)) for end in ends)]
+
+
+def _split(run: Resolved) -> str:
+    """What the program is given."""
+    return str(run.values.get("split", SPLIT))
+
+
+def used(run: Resolved) -> tuple[str, ...]:
+    """The splits that the program takes samples from: our own never tests."""
+    if run.values.get("eval_iters") == 0:
+        return (TRAINING,)
+    return (TRAINING, EVALUATION) if run.program.kind is ProgramKind.OURS else NAMES
+
+
+def without_empty(run: Resolved, documents: Sequence[int]) -> tuple[Resolved, list[str]]:
+    """The run without splits that have no document and that nothing uses, and notes on it.
+
+    `documents` are those of each data file. The share goes to the split before, whose documents
+    stay the same.
+    """
+    try:
+        parts = shares(_split(run))
+    except ValueError:  # the program says so
+        return run, []
+    if run.program.kind is ProgramKind.SCRIPT or not sum(parts):
+        return run, []
+    if "--split" in (option.name for option in given(run.rest)):
+        return run, []
+    dropped = list[str]()
+    for index in (2, 1):
+        before = next((at for at in range(index - 1, -1, -1) if parts[at]), None)
+        if not parts[index] or before is None or NAMES[index] in used(run):
+            continue
+        if any(begin == end for begin, end in (bounds(parts, n)[index] for n in documents)):
+            parts[before], parts[index] = parts[before] + parts[index], 0.0
+            dropped.append(NAMES[index])
+    if not dropped:
+        return run, []
+    split = ",".join(f"{part:g}" for part in parts)
+    told = " and ".join(dropped)
+    return run.with_split(split), [
+        f"data.split: {split}, as {told} would have no document, and isn't used"
+    ]
+
+
+def check(run: Resolved, datasets: Sequence[Dataset]) -> Iterator[Finding]:
+    """A document for each split that is used, and a sample's tokens in all of them."""
+    place, length = run.origin.place("data.split"), run.config.model.seq_length
+    if run.program.kind is ProgramKind.SCRIPT:
+        return
+    try:
+        parts = shares(_split(run))
+    except ValueError:
+        return
+    for data in datasets:
+        if data.documents is not None and any(parts):
+            found = [*_without(run, place, parts, data), *_short(run, place, parts, length, data)]
+            yield from found[:1]
+
+
+def _without(run: Resolved, place: str, parts: Sequence[float], data: Dataset) -> Iterator[Finding]:
+    """Splits that are used and have no document; training is, though its share be 0."""
+    count = data.documents or 0
+    for name, part, (begin, end) in zip(NAMES, parts, bounds(parts, count), strict=True):
+        if name in used(run) and (part or name == TRAINING) and begin == end:
+            yield Finding(
+                f"{place}: {data.prefix} has no document for {name}: {part:g} of {sum(parts):g} "
+                f"comes to none of its {count}",
+                "Megatron would hang, or end by SIGABRT, as it looks for the first sample.",
+                _mend(name, count),
+            )
+
+
+def _mend(name: str, documents: int) -> str:
+    """A split that has what is lacking."""
+    if name == TEST:
+        return "--set data.split=95,5,0 leaves the test out; or take more documents."
+    if documents > 1:
+        return "--set data.split=90,10,0, or more documents."
+    return "--set data.split=100,0,0 --set logging.eval_iters=0, or more documents."
+
+
+def _short(
+    run: Resolved, place: str, parts: Sequence[float], length: int | None, data: Dataset
+) -> Iterator[Finding]:
+    """Splits with fewer tokens than a sample has, about."""
+    if length is None or data.tokens is None:
+        return
+    for name, part in zip(NAMES, parts, strict=True):
+        there = round(data.tokens * part / sum(parts))
+        if part and name in used(run) and there <= length:
+            yield Finding(
+                f"{place}: {data.prefix} has about {there} tokens for {name}, and a sample "
+                f"{length + 1}",
+                "A sample would be the same text more than once.",
+                "Set another data.split, more text, or a smaller model.seq_length.",
+                refuse=data.tokens <= length,
+            )

@@ -1,0 +1,123 @@
+"""Reads a log of any length in constant memory: the lines that tell of trouble, and of the run.
+
+Of lines that differ in numbers and addresses alone, as 64 ranks write them, only the first is
+looked at.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+
+from launcher.runs.records.loglines import Words, parse
+
+LONGEST_LINE = 1 << 16
+PIECE = 1 << 21
+"""Bytes of a log that are looked at together."""
+
+CONTEXT = 64
+"""Lines kept from the piece before, for what is said in several lines."""
+
+MOST_SEEN = 1 << 16
+"""Kinds of lines that are remembered; beyond that they are looked at again."""
+
+DIGITS = b"0123456789abcdef"
+"""What lines may differ in and be the same: a rank, a time, an address."""
+
+TROUBLE = re.compile(
+    rb"(?i)error|fail|warn|kill|time[d]? ?out|unable|cannot|can't|could not|couldn't|mismatch|"
+    rb"exception|assert|\bxid\b|no |not |nan|\.py\", line|due to|denied|unauthorized|oom|"
+    rb"runner: |reason:|toomany|back-?off|invalid|loss scale|died|deadline|low on|terminate|"
+    rb"undefined|abort|stopiteration|unreachable|unrecogni[sz]ed|insufficient|taint|disagree|"
+    rb"dumped|signal|cancel|interrupt|out of (?:memory|resource)|retry count|expired|exceeded|"
+    rb"missing|fault|ctrl-c|unsupported|unavailable|backtrace|\?\?\?:0|matched|different"
+)
+"""What a line has, or its neighbour, that is looked at for known failures."""
+
+HEAD = 1 << 20
+"""Bytes in which a run says what it is."""
+
+ABOUT = {
+    "container": rb"NVIDIA Release (\d\d\.\d\d)",
+    "Megatron": rb"(?i)\bmegatron[-_. ](?:core|lm)(?:[ =]+v?| version:? v?|[-_]r?)(\d+\.\d+[\w.]*)",
+    "torch": rb"(?:PyTorch Version|\btorch(?: version)?) ?[:=]{0,2} ?(\d\.\d+[\w.+]*)",
+    "NCCL": rb"NCCL version (\d+\.\d+[\w.+]*)",
+    "GPU": rb"\b((?:NVIDIA|Tesla|GeForce)[ -](?:[A-Z]{1,3}\d{1,4}|GeForce|RTX)[\w -]{0,24})",
+    "layout": rb"(using world size: .*)",
+    "world size": rb"\bworld_size \.{2,} (\d+)",
+    "TP": rb"\btensor_model_parallel_size \.{2,} (\d+)",
+    "PP": rb"\bpipeline_model_parallel_size \.{2,} (\d+)",
+    "CP": rb"\bcontext_parallel_size \.{2,} (\d+)",
+    "EP": rb"\bexpert_model_parallel_size \.{2,} (\d+)",
+}
+"""What a log says of its run: the first place of each, by its name."""
+
+PATTERNS = {name: re.compile(pattern) for name, pattern in ABOUT.items()}
+ITERATION = re.compile(rb"\biteration[ :]+(\d+)(?:/ *\d+)?")
+FAR = 1 << 16
+"""Bytes at a piece's end in which its last iteration is looked for."""
+
+
+class LogReader:
+    """Reads a log once. `windows` are the lines to look at; `about` is what it says of the run."""
+
+    def __init__(self, log: Iterable[bytes]) -> None:
+        self._log = log
+        self.about: dict[str, str] = {}
+
+    def windows(self) -> Iterator[tuple[list[Words], list[Words]]]:
+        """The lines of kinds not seen before that tell of trouble, and those kept before them."""
+        seen, before, first = set[int](), list[Words](), 1
+        for piece in _pieces(self._log):
+            kinds = piece.translate(None, DIGITS).split(b"\n")
+            new = {kind for kind in set(kinds) if hash(kind) not in seen}
+            seen = set() if len(seen) > MOST_SEEN else seen
+            seen.update(map(hash, new))
+            if new and (kept := _kept(piece, kinds, new, first)):
+                yield before, kept
+                before = kept[-CONTEXT:]
+            self._look(piece, first)
+            first += len(kinds)
+
+    def _look(self, piece: bytes, first: int) -> None:
+        """Note what the log's head says of the run, and the last iteration so far."""
+        if first == 1:
+            found = {name: pattern.search(piece, 0, HEAD) for name, pattern in PATTERNS.items()}
+            self.about = {
+                name: match[1].decode(errors="replace").strip()
+                for name, match in found.items()
+                if match
+            }
+        for match in ITERATION.finditer(piece, max(0, len(piece) - FAR)):
+            self.about["last iteration"] = match[1].decode()
+
+
+def _pieces(log: Iterable[bytes]) -> Iterator[bytes]:
+    """The log in pieces of whole lines; a line that is far too long is cut."""
+    parts, size = list[bytes](), 0
+    for data in log:
+        parts.append(data)
+        size += len(data)
+        if size >= PIECE:
+            whole, newline, left = b"".join(parts).rpartition(b"\n")
+            yield whole if newline else left
+            parts = [left] if newline else []
+            size = len(left) if newline else 0
+    if size:
+        yield b"".join(parts).removesuffix(b"\n")
+
+
+def _kept(piece: bytes, kinds: list[bytes], new: set[bytes], first: int) -> list[Words]:
+    """The lines of a kind not seen before that tell of trouble, each with its neighbours."""
+    lines = piece.split(b"\n")
+    firsts = dict(zip(reversed(kinds), range(len(kinds) - 1, -1, -1), strict=True))
+    at = set[int]()
+    for kind in new:
+        index = firsts[kind]
+        if TROUBLE.search(lines[index], 0, LONGEST_LINE):
+            at.update((index - 1, index, index + 1))
+    return [
+        parse(first + index, lines[index][:LONGEST_LINE].decode(errors="replace"))
+        for index in sorted(at)
+        if 0 <= index < len(lines)
+    ]

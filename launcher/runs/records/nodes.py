@@ -1,0 +1,106 @@
+"""Nodes that fail: which one it was, for what cause of its own, and which ones to leave out."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta, timezone
+
+from launcher.runs.plan.job import ExitStatus
+from launcher.runs.records import record
+from launcher.runs.runfile.clusters import Exclude
+
+LINE = re.compile(r"^(?:node-(\d+) \| )?(.*)$", re.MULTILINE)
+NAMED = re.compile(r"\bnode (\d+) \(")
+CAUSES = {
+    "a GPU is broken": re.compile(
+        r"\bXid\b.*?: ?(?:48|6[234]|74|79|9[245]|119|12[01]|140)\b|GPU has fallen off the bus|"
+        r"\bGPU is lost\b|uncorrectable (?:ECC|NVLink) error|hardware stack error"
+    ),
+    "a disk is full": re.compile(r"No space left on device"),
+    "a disk failed": re.compile(r"\[Errno 5\] |: Input/output error$"),
+}
+"""What a node's own lines say of it. Of Xids those of the hardware: others are a program's."""
+
+OF_OTHERS = {
+    "its processes are held": re.compile(r"node \d+ \(.*\): its process (?:is held|was killed)"),
+    "it was lost": re.compile(r"node \d+ \(.*\) has gone: "),
+}
+"""What other nodes say of one."""
+
+PAIR = re.compile(r"\bnode (\d+)(?: \(.*?\))? to node (\d+) \(.*?\): ")
+"""Of two nodes one doesn't reach the other, or slowly: the one that is in several is to blame."""
+
+BY_SLURM = re.compile(
+    r"^(?:job \| )?srun: error: Node failure on ([A-Za-z0-9][\w.-]*)", re.MULTILINE
+)
+ENDED_BY_SLURM = "Slurm ended job "
+
+
+@dataclass(frozen=True)
+class NodeFailure:
+    """A failure that was on a node; `cause` is one of its own, "" for the program's."""
+
+    node: str
+    cause: str
+    run: str
+    ended: str
+
+
+def blame(ended: ExitStatus, log: str) -> tuple[str, str]:
+    """The machine that a run failed on, and the cause where that is its own; ("", "") for none.
+
+    What several nodes say of themselves is none's own: a full disk is then one that all share.
+    """
+    if found := BY_SLURM.search(log):
+        return found[1], "it was lost"
+    if ended.why.startswith(ENDED_BY_SLURM):
+        return "", ""
+    for cause, ranks in _accused(log):
+        if len(ranks) == 1 and (host := _host(ended, min(ranks))):
+            return host, cause
+    first = re.match(r"(?:on )?node-(\d+)", ended.why)
+    return _host(ended, int(first[1]) if first else 0), ""
+
+
+def _accused(log: str) -> Iterator[tuple[str, set[int]]]:
+    """Each cause, and the nodes that it is said of."""
+    lines = [(int(rank or 0), text) for rank, text in LINE.findall(log)]
+    for cause, said in CAUSES.items():
+        yield cause, {rank for rank, text in lines if said.search(text)}
+    for cause, said in OF_OTHERS.items():
+        heard = [NAMED.search(found[0]) for _, text in lines if (found := said.search(text))]
+        yield cause, {int(one[1]) for one in heard if one}
+    pairs = {found.groups() for _, text in lines if (found := PAIR.search(text))}
+    counts = Counter(int(node) for pair in pairs for node in pair)
+    most = max(counts.values(), default=0)
+    yield "its link is slow or broken", {n for n, times in counts.items() if times == most > 1}
+
+
+def _host(ended: ExitStatus, rank: int) -> str:
+    return ended.hosts[rank] if rank < len(ended.hosts) else ""
+
+
+def failures(since: datetime | None = None) -> list[NodeFailure]:
+    """Those of all runs that are recorded, the newest first."""
+    found = list[NodeFailure]()
+    for kept in record.each():
+        for told in record.read_lines(record.folder(kept.run) / record.ENDINGS):
+            words = [told.get(key) for key in ("node", "node_cause", "ended")]
+            if words[0] and all(isinstance(word, str) for word in words):
+                node, cause, ended = map(str, words)
+                if not since or datetime.fromisoformat(ended) >= since:
+                    found.append(NodeFailure(node, cause, kept.run, ended))
+    return sorted(found, key=lambda one: one.ended, reverse=True)
+
+
+def left_out(asked: Exclude, now: datetime | None = None) -> dict[str, Sequence[str]]:
+    """The nodes that failed too often, and the causes, which are their own."""
+    since = (now or datetime.now(timezone.utc)) - timedelta(days=asked.days)
+    causes: dict[str, list[str]] = {}
+    for one in failures(since):
+        if one.cause:
+            causes.setdefault(one.node, []).append(one.cause)
+    return {node: told for node, told in sorted(causes.items()) if len(told) >= asked.failures}

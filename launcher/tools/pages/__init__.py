@@ -1,0 +1,1 @@
+"""HTML pages of ours: each is one file that names no other."""

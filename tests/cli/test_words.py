@@ -1,0 +1,260 @@
+"""Words of the command line: versions, wrong options, patterns of names, chosen lines, JSON."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from launcher import __version__, cli
+from launcher.base.errors import UsageError
+from launcher.base.settings import ROOT
+from launcher.cli import completion, runs, tune
+from launcher.images.carry import prune
+from launcher.runs.follow import again, find
+from launcher.runs.records import lines, record
+from launcher.runs.records.runs import Filter, RunSummary
+from launcher.runs.runfile import source
+from launcher.runs.runfile.source import RunRequest
+from launcher.tools.tuning.search import Measurement
+from launcher.tools.tuning.settings import Setting
+
+
+def said(capsys: pytest.CaptureFixture[str], words: str) -> str:
+    with pytest.raises(SystemExit) as caught:
+        cli.main(words.split())
+    assert caught.value.code == 2
+    return capsys.readouterr().err
+
+
+def test_the_help_needs_no_command_and_says_what_each_does() -> None:
+    """`launcher` alone was an error, and the table of helps could differ from the docstrings."""
+    assert {name: cli.find_command(name).help for name in cli.COMMANDS} == {
+        name: about for name, (_, about) in cli.COMMANDS.items()
+    }
+
+
+def test_the_help_imports_no_command() -> None:
+    """It took as long as 5.6 bare Pythons."""
+    code = "import sys; from launcher import cli\ntry: cli.main(['--help'])\nfinally: " + (
+        "print(*(n for n in sys.modules if n.startswith('launcher.cli.')), file=sys.stderr)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert done.stderr.split() == ["launcher.cli.parsing"]
+
+
+def test_no_arguments_print_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    """They were "the following arguments are required: COMMAND"."""
+    with pytest.raises(SystemExit) as caught:
+        cli.main([])
+    assert caught.value.code == 0
+    assert "train as a run file says" in capsys.readouterr().out
+
+
+def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    """`--version` was an unknown argument."""
+    with pytest.raises(SystemExit) as caught:
+        cli.main(["--version"])
+    assert caught.value.code == 0
+    assert capsys.readouterr().out == f"launcher {__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "usage", "wrong", "remedy"),
+    [
+        ("run x --num-layers 4", "launcher run CONFIG", "--num-layers", "model.num_layers=4"),
+        ("run --lr=3e-4 x", "launcher run CONFIG", "--lr=3e-4", "--set training.lr=3e-4"),
+        ("run x --bf16 -q", "launcher run CONFIG", "--bf16", "--set training.bf16=true"),
+        ("run x --moe-x 4 --dryrun", "launcher run CONFIG", "--moe-x", "Known: "),
+        ("run x --dryrun", "launcher run CONFIG", "--dryrun", "Did you mean '--dry-run'?"),
+        ("image build --platfrom x", "launcher image build", "--platfrom", "Did you mean"),
+        ("runs --stat x --formt y", "launcher runs", "--formt", "Did you mean"),
+    ],
+)
+def test_a_wrong_option_shows_its_command_s_usage_and_the_nearest(
+    capsys: pytest.CaptureFixture[str], words: str, usage: str, wrong: str, remedy: str
+) -> None:
+    """It showed the usage of `launcher` alone, and no word on what was meant."""
+    told = said(capsys, words)
+    assert told.startswith(f"usage: {usage}")
+    assert f"unrecognized option: {wrong}\n" in told
+    assert remedy.removeprefix("Did you mean") in told
+
+
+@pytest.mark.parametrize(("words", "meant"), [("rnu x", "run"), ("image bulid --all", "build")])
+def test_a_wrong_command_is_answered_with_the_nearest(
+    capsys: pytest.CaptureFixture[str], words: str, meant: str
+) -> None:
+    """It listed 26 commands, and none as the likeliest."""
+    assert f"Did you mean {meant!r}?" in said(capsys, words)
+
+
+@pytest.mark.parametrize(
+    ("words", "option"),
+    [
+        ("data tokenize x", "--output-prefix"),
+        ("data merge x", "--output-prefix"),
+        ("checkpoint export x", "--to"),
+        ("matrix render", "--root"),
+        ("fetch", "--bundle"),
+    ],
+)
+def test_where_to_has_one_name_and_the_older_ones_hold(words: str, option: str) -> None:
+    """Five names were to be known for one thing."""
+    given = words.split()
+    parsed = [
+        vars(cli.parser(given).parse_args([*given, each, "to"]))
+        for each in ("--output", "-o", option)
+    ]
+    assert parsed[0] == parsed[1] == parsed[2]
+    assert "to" in map(str, parsed[0].values())
+
+
+@pytest.mark.parametrize("command", ["resume", "rerun"])
+def test_what_would_go_on_or_be_repeated_can_be_looked_at(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    """`--dry-run` was `run`'s alone, and the others started at once."""
+    config, origin = source.load("gpt2-tiny", [])
+    asked = RunRequest(config, origin, "/"), ["a note"]
+    monkeypatch.setattr(record, "find", lambda text: SimpleNamespace(backend="docker"))
+    monkeypatch.setattr(again, "resumed", lambda *_, **__: asked)
+    monkeypatch.setattr(again, "repeated", lambda *_, **__: asked)
+    monkeypatch.setenv("DOCKER_HOST", "unix:///nowhere.sock")
+    assert cli.main([command, "abc", "--dry-run"]) == 0
+    out, err = capsys.readouterr()
+    assert out.splitlines()[-1].startswith("docker run --rm --name gpt2-tiny-")
+    assert "launcher: a note\n" in err
+
+
+LOG = b"""\
+begun
+ [2026-05-01 12:00:00] iteration 1
+ between
+ [2026-05-01 12:10:00] iteration 2
+ [2026-05-01 12:20:00] iteration 3
+"""
+
+
+def written(run: str, *, follow: bool = False) -> list[tuple[bool, bytes]]:
+    """The log in pieces that end where no line does."""
+    return [(False, LOG[at : at + 7]) for at in range(0, len(LOG), 7)]
+
+
+@pytest.mark.parametrize(
+    ("options", "first"),
+    [
+        ([], b"begun"),
+        (["--tail", "2"], b" [2026-05-01 12:10:00] iteration 2"),
+        (["--tail", "1", "--follow"], b" [2026-05-01 12:20:00] iteration 3"),
+        (["--tail", "0"], None),
+        (["--since", "2026-05-01 12:05"], b" [2026-05-01 12:10:00] iteration 2"),
+        (["--since", "2026-05-01 12:00", "--tail", "3"], b" between"),
+    ],
+)
+def test_the_end_of_a_log_can_be_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+    capfdbinary: pytest.CaptureFixture[bytes],
+    options: Sequence[str],
+    first: bytes | None,
+) -> None:
+    """All of a log was printed, gigabytes of it."""
+    monkeypatch.setattr(runs, "_written", written)
+    assert cli.main(["logs", "abc", *options]) == 0
+    printed = capfdbinary.readouterr().out
+    assert printed == (b"" if first is None else LOG[LOG.index(first) :])
+
+
+def test_an_age_is_taken_from_now_in_the_log_s_zone() -> None:
+    """A container's log is in UTC, and the host's clock may not be."""
+    then = lines.parse_since("10m", timezone.utc)
+    now = datetime.now(timezone.utc).replace(tzinfo=None)
+    assert timedelta(minutes=10) <= now - then < timedelta(minutes=11)
+    with pytest.raises(UsageError, match="neither an age nor a time"):
+        lines.parse_since("yesterday", None)
+
+
+def test_a_pattern_names_all_runs_whose_names_fit() -> None:
+    """`stop` and `plot` took one run a word."""
+    known = [("a1", "gpt2-b"), ("b1", "llama"), ("c1", "gpt2-a")]
+    assert record.expanded(["gpt2-*", "llama", "c1"], known) == ["a1", "c1", "llama"]
+    assert record.expanded(["x*"], known) == ["x*"]
+    assert record.match("gpt2-?", known, "") == "a1"
+
+
+def listed(name: str) -> RunSummary:
+    when = "2026-05-01T12:00:00+00:00"
+    return RunSummary("a1", name, "finished", 0, when, when, "docker", "", None, None, "")
+
+
+def test_runs_are_filtered_by_a_pattern_of_their_names() -> None:
+    """`runs --name 'gpt2-*'` listed none."""
+    assert Filter(name="gpt2-*").takes(listed("gpt2-tiny"))
+    assert not Filter(name="gpt2-*").takes(listed("llama"))
+
+
+def test_what_goes_on_is_told_as_json(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Scripts had to cut `ps` into columns."""
+    row = ("a1", "mine", "running", "docker", "1", "megatron:24.10", "2026-05-01", "iteration 5")
+    monkeypatch.setattr(find, "everywhere", lambda: ([], []))
+    monkeypatch.setattr(find, "rows", lambda known: [row])
+    assert cli.main(["ps", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["run"], told["state"], told["checkpoint"]) == ("a1", "running", "iteration 5")
+
+
+def test_the_matrix_is_told_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    """It was a table in Markdown alone."""
+    assert cli.main(["matrix", "list", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["rows"]["24.10"]["megatron"]
+    assert "hf" in told["extras"]
+
+
+def test_images_and_tuned_settings_are_told_as_json(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They were tables alone."""
+    one = prune.OwnImage(
+        **{"id": "sha256:ab", "names": ("megatron:cpu",), "row": "cpu", "release": "0.16.1"},
+        **{"created": "", "named": "", "layers": (), "added": (5,), "size": 9},
+        **{"pinned": True, "used": False},
+    )
+    monkeypatch.setattr(prune, "ours", lambda client: [one])
+    monkeypatch.setattr("launcher.images.engine.connect.connect", lambda: None)
+    assert cli.main(["image", "ls", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["names"] == ["megatron:cpu"]
+    best = Measurement(Setting((("training.micro_batch_size", 4),)), 12.5)
+    tune._print(argparse.Namespace(json=True), [best], best, ["text"], "mine-tuned.yaml")
+    told = json.loads(capsys.readouterr().out)
+    assert told["best"] == {"training.micro_batch_size": 4}
+    assert (told["tried"][0]["ms"], told["written"]) == (12.5, "mine-tuned.yaml")
+
+
+def test_fish_has_the_same_commands_and_values(tmp_path: Path) -> None:
+    """There was none for fish."""
+    text = completion.script("fish")
+    for word in [*cli.COMMANDS, "24.10", "gpt2-tiny.yaml", "docker"]:
+        assert word in text
+    assert '-ka "(_launcher_config_files)"' in text
+    script = tmp_path / "launcher.fish"
+    script.write_text(text, encoding="utf-8")
+    try:
+        ask = f"source {script}; complete -C 'launcher run gpt2-'"
+        done = subprocess.run(
+            ["fish", "--no-config", "-c", ask], capture_output=True, text=True, check=True
+        )
+    except FileNotFoundError:
+        pytest.skip("no fish here")
+    assert "gpt2-tiny.yaml" in done.stdout.split()

@@ -1,0 +1,118 @@
+"""linux/arm64: what is refused without an emulator, and a whole image where one is registered."""
+
+from __future__ import annotations
+
+import io
+import json
+import struct
+import tarfile
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from launcher.base.errors import BuildError
+from launcher.base.screen import Progress
+from launcher.base.settings import Settings
+from launcher.images.builder import verify
+from launcher.images.builder.image import BuildRequest, Builds
+from launcher.images.engine.acquire import STANDIN_EPOCH
+from launcher.images.engine.private.base import debian_base
+from launcher.images.oci.container import find_image
+from tests.conftest import NAMES
+from tests.e2e.command import built, in_image, launcher, matrix_folder
+
+if TYPE_CHECKING:
+    from docker import DockerClient
+
+    from tests.e2e.registry import Registry
+
+pytestmark = pytest.mark.engine
+
+EMULATED = Path("/proc/sys/fs/binfmt_misc/qemu-aarch64")
+NO_MACHINE = 0xBEEF  # a processor that nobody has made, and nobody emulates
+AARCH64 = 183
+HELPERS = "/opt/megatron/lib/megatron/core/datasets"
+CALL = f"""
+import sys
+sys.path.insert(0, {HELPERS!r})
+import helpers_cpp, numpy
+which, where = numpy.zeros(4, dtype=numpy.int16), numpy.zeros(4, dtype=numpy.int64)
+helpers_cpp.build_blending_indices(which, where, numpy.array([0.5, 0.5]), 2, 4, False)
+print(helpers_cpp.__file__, which.tolist(), where.tolist())
+"""
+
+
+def test_an_image_for_a_processor_that_nobody_emulates_is_refused_with_the_cure(
+    engine: DockerClient,
+) -> None:
+    """The kernel's words came alone: exec format error."""
+    program = b"\x7fELF\x02\x01\x01".ljust(16, b"\0") + struct.pack("<HHI", 2, NO_MACHINE, 1)
+    layer = io.BytesIO()
+    with tarfile.open(fileobj=layer, mode="w") as tar:
+        member = tarfile.TarInfo("usr/bin/python3")
+        member.size, member.mode = 64, 0o755
+        tar.addfile(member, io.BytesIO(program.ljust(64, b"\0")))
+    dockerfile = "FROM scratch\nADD layer.tar /\nENV PATH=/usr/bin\n"
+    image = built(engine, dockerfile, files={"layer.tar": layer.getvalue()})
+    try:
+        with pytest.raises(BuildError) as caught:
+            verify.look(engine, image, "base")
+    finally:
+        engine.images.remove(image, force=True)
+    assert "for another processor" in caught.value.remedy
+    assert "qemu-user-static" in caught.value.remedy
+
+
+@pytest.fixture
+def published(engine: DockerClient, registry: Registry, python_image: str) -> Iterator[str]:
+    """A name at a registry: Debian with numpy for arm64, and the base of other tests for amd64."""
+    if not EMULATED.exists():
+        pytest.skip("no emulator of arm64 is registered here: apt-get install qemu-user-static")
+    repository, made = f"{registry.address}/arm64/base", f"{NAMES}-debian:arm64"
+    debian_base(engine, made, STANDIN_EPOCH, more=["python3-numpy"], architecture="arm64")
+    digests = {}
+    for platform, image in (("linux/amd64", python_image), ("linux/arm64", made)):
+        tag = platform.partition("/")[2]
+        engine.api.tag(image, repository, tag)
+        for event in engine.api.push(repository, tag, stream=True, decode=True):
+            assert "error" not in event, event
+        found = engine.api.inspect_distribution(f"{repository}:{tag}")
+        digests[platform] = str(found["Descriptor"]["digest"])
+        engine.images.remove(f"{repository}:{tag}")
+    registry.index("arm64/base", "1", digests)
+    yield f"{repository}:1"
+    engine.images.remove(made)
+    for image in engine.images.list(repository):
+        engine.images.remove(image.id, force=True)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+def test_a_whole_image_for_arm64_is_built_and_verified_on_another_machine(
+    engine: DockerClient, site: Settings, published: str, tmp_path: Path
+) -> None:
+    """Nobody had built one: there is no wheel of megatron-core for aarch64 anywhere."""
+    row = {"base": published, "python": "3.11", "megatron": "0.16.1", "source": "sdist"}
+    own = replace(site, matrix=matrix_folder(tmp_path, {"25.09": row}))
+    request = BuildRequest("25.09", builder=published, platform="linux/arm64")
+    name = Builds(engine, own, Progress(), f"{NAMES}-arm64").build(request).names[0]
+    try:
+        assert engine.api.inspect_image(name)["Architecture"] == "arm64"
+        assert find_image(engine, published) is None  # the name is this machine's platform's
+        record = json.loads(in_image(engine, name, "cat", "/opt/megatron/build.json"))
+        wheel = "megatron_core-0.16.1-cp311-cp311-linux_aarch64.whl"
+        assert record["wheel"]["name"] == wheel
+        library = f"{HELPERS}/helpers_cpp.cpython-311-aarch64-linux-gnu.so"
+        called = in_image(engine, name, "python3", "-c", CALL)
+        assert called == f"{library} [0, 1, 0, 1] [0, 0, 1, 1]\n"
+        header = in_image(engine, name, "od", "-An", "-tu2", "-j18", "-N2", library)
+        assert int(header) == AARCH64
+        env = {"LAUNCHER_MATRIX": str(own.matrix)}
+        done = launcher("image", "verify", name, "--builder", published, **env)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert "identical: wheel, added layers and image" in done.stdout
+    finally:
+        engine.images.remove(name, force=True)

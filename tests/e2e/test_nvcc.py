@@ -1,0 +1,100 @@
+"""An extension compiled by a real nvcc, in the real stage, on a base that has torch for CUDA."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+import yaml
+
+from launcher.base.errors import LauncherError
+from launcher.base.screen import Progress
+from launcher.base.settings import Settings
+from launcher.images.builder.image import BuildRequest, Builds
+from launcher.images.engine.acquire import STANDIN_EPOCH
+from launcher.images.engine.private.base import debian_base
+from tests.conftest import NAMES
+from tests.e2e.command import in_image, matrix_folder
+
+if TYPE_CHECKING:
+    from docker import DockerClient
+
+pytestmark = [pytest.mark.engine, pytest.mark.long, pytest.mark.timeout(7200)]
+
+TORCH = "2.14.1"
+# cuobjdump isn't there of 13.0; a newer one reads what an older nvcc wrote.
+WANTED = [f"torch=={TORCH}", "numpy", "cuda-toolkit[cccl,nvcc]==13.0.3"]
+WANTED += ["nvidia-cuda-cuobjdump==13.2.51"]
+HOME = "/usr/local/lib/python3.11/dist-packages/nvidia/cu13"
+# The packages have no lib64 and no library without a version in its name, as a toolkit has.
+INSTALL = f"""
+python3 -m pip install --no-index --no-deps --break-system-packages /wheels/*.whl
+ln -s lib {HOME}/lib64
+cd {HOME}/lib && for one in *.so.*; do ln -sf $one ${{one%%.so.*}}.so; done
+"""
+EXTENSION = "causal-conv1d-1.5.4"
+FIND = "import causal_conv1d_cuda; print(causal_conv1d_cuda.__file__)"
+
+
+@pytest.fixture
+def base(engine: DockerClient) -> Iterator[str]:
+    """A Debian with torch and nvcc, of PyPI's packages of CUDA 13.0."""
+    plain, name = f"{NAMES}-nvcc:plain", f"{NAMES}-nvcc:1"
+    debian_base(engine, plain, STANDIN_EPOCH)
+    with tempfile.TemporaryDirectory() as folder:
+        options = ["--quiet", "--only-binary=:all:", "--python-version=3.11", "--dest", folder]
+        subprocess.run([sys.executable, "-m", "pip", "download", *options, *WANTED], check=True)
+        container = engine.containers.create(
+            plain,
+            ["sh", "-ec", INSTALL],
+            network_mode="none",
+            volumes={folder: {"bind": "/wheels", "mode": "ro"}},
+        )
+        try:
+            container.start()
+            assert container.wait(timeout=3600)["StatusCode"] == 0, container.logs().decode()
+            changes = [f"ENV CUDA_HOME={HOME}", 'CMD ["/bin/bash"]']
+            container.commit(*name.split(":"), changes=changes)
+        finally:
+            container.remove(force=True)
+    yield name
+    for image in (name, plain):
+        engine.images.remove(image, force=True)
+
+
+def test_causal_conv1d_is_compiled_for_the_gpu_that_is_named_alone(
+    engine: DockerClient, site: Settings, base: str, tmp_path: Path
+) -> None:
+    """Its setup.py names seven GPUs, whatever is asked for; no real nvcc had been in a test."""
+    row = {"python": "3.11", "torch": TORCH, "megatron": "0.16.1", "source": "sdist"}
+    path = matrix_folder(tmp_path, {"25.09": row})
+    data = yaml.safe_load(path.read_text())
+    conv = {"purpose": "one of mamba's two", "extensions": [EXTENSION], "architectures": ["90"]}
+    data["extras"] = {"conv": conv}
+    path.write_text(yaml.safe_dump(data, sort_keys=False))
+    builds = Builds(engine, replace(site, matrix=path), Progress(), f"{NAMES}-nvcc")
+    request = BuildRequest(
+        "25.09", base=base, builder=base, architectures="80", jobs=2, extras=("conv",)
+    )
+    try:
+        builds.inputs(request)
+    except LauncherError as error:
+        pytest.skip(f"its source can't be had (LAUNCHER_GIT_MIRROR names another place): {error}")
+    name = builds.build(request).names[0]
+    try:
+        record = json.loads(in_image(engine, name, "cat", f"/opt/extensions/{EXTENSION}.json"))
+        assert record["architectures"] == "80"
+        library = in_image(engine, name, "python3", "-c", f"import torch; {FIND}").strip()
+        assert library.startswith("/opt/extensions/lib/causal_conv1d_cuda.")
+        codes = in_image(engine, name, f"{HOME}/bin/cuobjdump", "--list-elf", library).splitlines()
+        assert codes
+        assert all(one.endswith(".sm_80.cubin") for one in codes), codes
+    finally:
+        engine.images.remove(name, force=True)

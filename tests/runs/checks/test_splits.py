@@ -1,0 +1,86 @@
+"""Splits of few documents: dropped where nothing uses them, refused by name where they are used."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+
+from launcher.runs.checks import splits
+from launcher.runs.checks.machine import Dataset
+from launcher.runs.plan.image import ImageFacts
+from launcher.runs.plan.resolved import Resolved, resolve
+from launcher.runs.runfile import source
+from tests.plans import HOST
+
+UPSTREAM = ("program=pretrain_gpt.py",)
+
+
+def resolved(*sets: str, rest: tuple[str, ...] = ()) -> Resolved:
+    config, origin = source.load("gpt2", [source.parse_set(f"{each}") for each in sets])
+    return replace(resolve(config, origin, ImageFacts("0.16.1"), HOST), rest=rest)
+
+
+@pytest.mark.parametrize("documents", [1, 2, 3, 19, 320, 1000, 12345])
+@pytest.mark.parametrize("split", ["949,50,1", "969, 30, 1", "98,2,0", "0.9,0.1", "1,1,1"])
+def test_documents_are_shared_out_as_megatron_does(split: str, documents: int) -> None:
+    """Shares of tokens, which were counted, say nothing of a share that rounds to no document."""
+    parts = splits.shares(split)
+    fractions = [part / sum(parts) for part in parts]
+    ends = [0.0, fractions[0], fractions[0] + fractions[1], sum(fractions)]
+    whole = [round(end * float(documents)) for end in ends]
+    assert splits.bounds(parts, documents) == [*pairwise(whole)]
+
+
+@pytest.mark.parametrize(
+    ("sets", "documents", "split"),
+    [
+        ((), (320,), "949,51,0"),  # the preset's own split: it died by SIGABRT
+        ((), (320, 5000), "949,51,0"),
+        (("logging.eval_iters=0", "data.split='98,1,1'"), (20,), "100,0,0"),
+        (("logging.eval_iters=0", *UPSTREAM), (320,), "949,51,0"),
+    ],
+)
+def test_a_split_without_a_document_that_nothing_uses_is_dropped(
+    sets: tuple[str, ...], documents: tuple[int, ...], split: str
+) -> None:
+    """Megatron looked for the first sample of it for ever."""
+    run, (note,) = splits.without_empty(resolved(*sets), documents)
+    assert run.values["split"] == run.config.data.split == split
+    assert note.endswith(" would have no document, and isn't used")
+    before = splits.bounds(splits.shares("949,50,1"), 320)
+    assert splits.bounds(splits.shares("949,51,0"), 320)[:2] == before[:2]
+
+
+@pytest.mark.parametrize(("sets", "documents"), [((), 5000), (UPSTREAM, 320)])
+def test_a_split_with_documents_and_one_that_is_used_stay(
+    sets: tuple[str, ...], documents: int
+) -> None:
+    """Upstream's program tests at the end, on what a user then asked for."""
+    run = resolved(*sets)
+    assert splits.without_empty(run, (documents,)) == (run, [])
+
+
+def test_what_stands_behind_two_dashes_stays() -> None:
+    run = resolved(rest=("--split", "949,50,1"))
+    assert splits.without_empty(run, (320,)) == (run, [])
+
+
+@pytest.mark.parametrize(
+    ("sets", "documents", "what", "mend"),
+    [
+        (("data.split='10,90,0'",), 3, "no document for training: 10 of 100", "90,10,0"),
+        (("data.split='0,100,0'",), 300, "no document for training: 0 of 100", "90,10,0"),
+        ((), 1, "no document for evaluation: 50 of 1000", "logging.eval_iters=0"),
+        (("data.split='98,1,1'",), 20, "no document for evaluation: 1 of 100", "90,10,0"),
+        (UPSTREAM, 320, "no document for test: 1 of 1000 comes to none of its 320", "95,5,0"),
+    ],
+)
+def test_a_split_without_a_document_that_is_used_is_refused_by_name(
+    sets: tuple[str, ...], documents: int, what: str, mend: str
+) -> None:
+    """Megatron hung, or ended by SIGABRT, without a word on the split."""
+    data = Dataset("/d", "", 10**6, 9, documents)
+    (finding,) = splits.check(resolved(*sets), [data])
+    assert (what in finding.what, mend in finding.mend, finding.refuse) == (True, True, True)

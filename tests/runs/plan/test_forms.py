@@ -1,0 +1,85 @@
+"""Forms of a value that people write, and of a file's name that they mistype."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from launcher.base.errors import UsageError
+from launcher.runs.checks import checks
+from launcher.runs.checks.machine import Dataset
+from launcher.runs.runfile import source
+from launcher.runs.runfile.config import RunConfig
+
+
+def config(*sets: str) -> RunConfig:
+    return source.load("gpt2-tiny", [source.parse_set(one) for one in sets])[0]
+
+
+@pytest.mark.parametrize("text", ["24:00:00", "2-12:00:00", "00:30:00"])
+def test_a_time_is_set_without_quotes(text: str) -> None:
+    """`--set slurm.time=24:00:00` was "numbers with colons for one to base 60"."""
+    assert config(f"slurm.time={text}").slurm.time == text
+
+
+@pytest.mark.parametrize(
+    ("given", "taken"),
+    [("[949, 50, 1]", "949,50,1"), ("[0.9, 0.1]", "0.9,0.1"), ("90,10,0", "90,10,0")],
+)
+def test_a_split_may_be_a_list(given: str, taken: str) -> None:
+    """It was "Input should be a valid string"."""
+    assert config(f"data.split={given}").data.split == taken
+
+
+def test_a_split_of_words_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"data\.split: a list of shares takes numbers"):
+        config("data.split=[most, few]")
+
+
+@pytest.mark.parametrize(
+    ("given", "taken"),
+    [
+        ("30 a 70 b", [30, "a", 70, "b"]),
+        ("0.3 /x/a 0.7 b", [0.3, "/x/a", 0.7, "b"]),
+        ("/my data/a", "/my data/a"),
+        ("a", "a"),
+        ("one a two b", "one a two b"),
+    ],
+)
+def test_a_blend_may_be_one_string(given: str, taken: object) -> None:
+    """Megatron's own form was taken for the name of one file."""
+    assert config(f"data.path='{given}'").data.path == taken
+
+
+def test_a_mistyped_path_is_answered_with_what_is_there(tmp_path: Path) -> None:
+    """`conf/mien.yaml` was answered with a preset's name."""
+    (tmp_path / "mine.yaml").touch()
+    for name, remedy in (
+        (str(tmp_path / "mien.yaml"), "Did you mean 'mine.yaml'"),
+        (str(tmp_path / "none/mine.yaml"), f"There is no folder {tmp_path}/none."),
+    ):
+        with pytest.raises(UsageError) as caught:
+            source.find(name)
+        assert caught.value.problem == f"{name}: no such file"
+        assert caught.value.remedy.startswith(remedy)
+    with pytest.raises(UsageError) as caught:
+        source.find("mien.yaml", tmp_path)
+    assert caught.value.remedy.startswith("Did you mean 'mine.yaml'")
+
+
+@pytest.mark.parametrize(
+    ("sets", "refused"),
+    [
+        (("program=pretrain_gpt.py", "data.tokenizer_type=NullTokenizer"), False),
+        (("program=pretrain_gpt.py",), True),
+        ((), True),
+    ],
+)
+def test_the_token_that_upstream_s_null_tokenizer_adds_is_counted(
+    sets: tuple[str, ...], refused: bool
+) -> None:
+    """NullTokenizer with `vocab_size: 50256`, as upstream has it, was refused for token 50256."""
+    given = [source.parse_set(one) for one in ("data.vocab_size=50256", *sets)]
+    found = checks._tokens_fit(*source.load("gpt2", given), [Dataset("/d", "", 10**6, 50256, 9)])
+    assert bool([*found]) == refused

@@ -1,0 +1,167 @@
+"""What outranks what in a log: reasons, requests, reports, summaries, and what is unknown."""
+
+from __future__ import annotations
+
+import pytest
+
+from launcher.runs.records import failures
+
+KILLED = "a process was killed by SIGKILL, most likely by the kernel, for memory"
+ASKED = "somebody asked it to end"
+GONE = "another rank, or its node, is gone"
+
+
+def first(*lines: str) -> str:
+    """The name of what is told as the cause, "" for none."""
+    signs = failures.explain(["\n".join(lines).encode()]).signs
+    return signs[0].failure.name if signs else ""
+
+
+@pytest.mark.parametrize(
+    ("lines", "name"),
+    [
+        # A person's request was taken for what followed from nothing.
+        (["slurmstepd: error: *** STEP 7.0 ON n1 CANCELLED AT 2026-01-02T03:04:05 ***",
+          "srun: error: n1: task 0: Terminated"], ASKED),
+        # What summed up stood for the reason above it.
+        (["slurmstepd: error: pyxis: container start failed with error code: 1",
+          "slurmstepd: error: pyxis:   enroot-mount: failed to mount: /scratch at /x"],
+         "a task's container didn't start, on Slurm or Kubernetes"),
+        (["slurmstepd: error: pyxis: failed to import docker image",
+          "slurmstepd: error: pyxis: [ERROR] URL https://x returned error code: 401 Unauthorized"],
+         "the image can't be had from its registry"),
+        # UCX's "Input/output error" is of a network, no disk.
+        (["[1767323045.1] [n1:7 :0] ib_mlx5_log.c:9 UCX  ERROR "
+          "Transport retry count exceeded on mlx5_0:1/RoCE: Input/output error"],
+         "InfiniBand or RoCE failed between nodes"),
+        (["[1767323045.1] [n1:7 :0] tcp_ep.c:9 UCX  ERROR tcp_ep: Input/output error"],
+         "InfiniBand or RoCE failed between nodes"),
+        # A process's own prefix hid its errno.
+        (["Local process 0 failed: [Errno 5] Input/output error: '/fs/a'"],
+         "a disk or a shared file system failed"),
+        (["Worker failure: [Errno 28] No space left on device: '/fs/a'"], "a disk is full"),
+        # The shell's report of a signal wasn't read.
+        (["/var/spool/slurmd/job7/slurm_script: line 9: 4711 Killed   python train.py"], KILLED),
+        (["srun: error: n1: task 0: Out Of Memory"], "host memory is out"),
+        # A bus error of a rank was another signal's.
+        (["traceback : Signal 7 (SIGBUS) received by PID 77"],
+         "a bus error: shared memory is too small, or a file that is read became shorter"),
+        # An option that torch adds was called a misspelt one.
+        (["train.py: error: unrecognized arguments: --local-rank=0"],
+         "the program doesn't take --local-rank, which torch.distributed.launch adds"),
+    ],
+)  # fmt: skip
+def test_kinds_of_lines_that_were_named_wrongly(lines: list[str], name: str) -> None:
+    assert first(*lines) == name
+
+
+def test_tracebacks_of_two_ranks_are_read_apart() -> None:
+    """Line by line in one another, neither row of two lines fitted."""
+    frame = '  File "/usr/lib/python3.12/multiprocessing/synchronize.py", line 57, in __init__'
+    told = [frame, "    sl = self._semlock = _multiprocessing.SemLock(",
+            "OSError: [Errno 28] No space left on device"]  # fmt: skip
+    log = [f"[rank{rank}]: {line}" for line in told for rank in (0, 1)]
+    assert first(*log) == "shared memory, /dev/shm, is too small"
+
+
+def test_a_request_that_came_after_a_failure_is_no_cause() -> None:
+    """torchrun asks the other ranks to end; so does who sees a run fail."""
+    asked = "slurmstepd: error: *** STEP 7.0 ON n1 CANCELLED AT 2026-01-02T03:04:05 ***"
+    assert first(asked) == ASKED
+    assert first("FrobnicateError: upside down", asked) == ""
+    assert first("OSError: [Errno 98] Address already in use", asked) == "the port is taken"
+
+
+def test_what_others_report_of_an_unknown_failure_is_no_cause() -> None:
+    """The peers' broken connections were told as the cause of what rank 3 had raised."""
+    log = "[rank3]: FrobnicateError: upside down\n[rank0]: RuntimeError: Connection closed by peer"
+    found = failures.explain([log.encode()])
+    assert found.signs == []
+    assert [sign.failure.name for sign in found.aftermath] == [GONE]
+    assert found.suspects[0].line == 1
+    assert f"  {GONE} (line 2, rank 0)" in found.lines
+
+
+def test_the_first_failure_of_a_rank_outranks_what_others_said_before_it() -> None:
+    """Nodes' outputs come late: the rank that failed first was heard after the others."""
+    log = "node-0 | [rank0]: RuntimeError: Connection closed by peer\n"
+    late = "node-1 | [rank9]: FrobnicateError: upside down\n"
+    assert first(log) == GONE
+    assert first(log + late) == ""
+    assert first(log + late.replace("rank9", "rank0")) == GONE
+
+
+def test_of_chained_exceptions_the_first_is_suspected() -> None:
+    """The last is what a handler made of it."""
+    log = [
+        "KeyError: 'a.b'",
+        "During handling of the above exception, another exception occurred:",
+        "FrobnicateError: the state has no a.b",
+    ]
+    found = failures.explain(["\n".join(log).encode()])
+    assert [said.line for said in found.suspects] == [1]
+
+
+def test_an_exception_without_a_name_of_its_own_is_suspected() -> None:
+    """`Exception: …` looked like prose."""
+    found = failures.explain([b"iteration 1\nException: the gizmo is upside down\n"])
+    assert [said.line for said in found.suspects] == [2]
+
+
+def test_of_two_rows_the_one_that_explains_more_lines_is_told() -> None:
+    """A line of a longer text is no second failure."""
+    log = [
+        "    sl = self._semlock = _multiprocessing.SemLock(",
+        "OSError: [Errno 28] No space left on device",
+    ]
+    found = failures.explain(["\n".join(log).encode()])
+    assert [sign.failure.name for sign in found.signs] == ["shared memory, /dev/shm, is too small"]
+
+
+@pytest.mark.parametrize(
+    ("raised", "where"),
+    [
+        ("AssertionError: --attention-backend local is only supported with --spec local",
+         "megatron/training/arguments.py"),
+        ("AssertionError: something that no release says", ""),
+    ],
+)  # fmt: skip
+def test_megatron_s_own_refusals_are_located(raised: str, where: str) -> None:
+    """What no row knows was a line and no more."""
+    found = failures.explain([raised.encode()])
+    said = found.signs[0].said if found.signs else found.suspects[0]
+    assert said is not None
+    assert where in said.raised_by if where else said.raised_by == ""
+    told = "\n".join(found.lines)
+    assert (where in told) if where else ("raised" not in told)
+
+
+def test_a_place_is_told_of_what_no_release_says() -> None:
+    """A stack's last frame in Megatron is better than nothing."""
+    log = [
+        'File "/x/megatron/core/transformer/moe/router.py", line 9, in forward',
+        "RuntimeError: the gizmo is upside down",
+    ]
+    found = failures.explain(["\n".join(log).encode()])
+    assert (
+        found.suspects[0].raised_by
+        == "raised under forward of megatron/core/transformer/moe/router.py"
+    )
+
+
+def test_what_to_say_with_a_question_is_told() -> None:
+    """Whoever is asked wants releases, layout and the last iteration first."""
+    log = [
+        "using world size: 8, data-parallel size: 2, context-parallel size: 1, "
+        "tensor-model-parallel size: 2, pipeline-model-parallel size: 2",
+        "n1:7:7 [0] NCCL INFO NCCL version 2.27.3+cuda12.9",
+        " [2026-01-02 03:04:05] iteration       33/     100 | consumed samples: 132 |",
+        "FrobnicateError: the gizmo is upside down",
+    ]
+    found = failures.explain(["\n".join(log).encode()])
+    assert found.signs == []
+    told = found.as_json()
+    assert told["about"]["NCCL"].startswith("2.27.3")
+    assert told["about"]["last iteration"] == "33"
+    assert told["suspects"][0]["line"] == 4
+    assert found.lines[-1].startswith("for a question to others, the log says of the run: ")
