@@ -62,7 +62,7 @@ TOKENS = re.compile(
 """Tokens as well-known services give them, and headers."""
 USERINFO = re.compile(
     r"https?://[^\s/@]{1,400}@|://[^\s/@:]{0,200}:[^\s/@]{1,200}@"
-    r"|(?<![^\s/@])[^\s:/@]{1,200}:[^\s:/@][^\s/@]{0,200}@(?!sha256:)[\w\[]"
+    r"|(?<![^\s/@])[^\s:/@]{1,200}:[^\s:/@][^\s/@]{0,200}@(?!sha256:|\d{1,5}(?:\s|$))[\w\[]"
 )
 """A name and a password before a host."""
 ADDRESS = re.compile(r"://[^\s?]{1,400}")

@@ -94,8 +94,8 @@ def read_trace(text: str) -> list[tuple[int, str]]:
     return found
 
 
-def read_command(data: bytes, sent: Mapping[str, str]) -> Command | None:
-    """A record of a stand-in, None where it is torn."""
+def read_command(data: bytes, sent: Mapping[str, str], ours: Sequence[str]) -> Command | None:
+    """A record of a stand-in, None where it is torn; `ours` are exported only by the recorder."""
     parts = data.decode(errors="replace").split("\0")
     try:
         parent, line, count = int(parts[0]), int(parts[1]), int(parts[3])
@@ -108,6 +108,7 @@ def read_command(data: bytes, sent: Mapping[str, str]) -> Command | None:
         name: Word(value, line)
         for name, value in env.items()
         if not hidden.match(name)
+        and name not in ours
         and sent.get(name) != value
         and not (name == "PATH" and OWN_PATH.match(value))
     }

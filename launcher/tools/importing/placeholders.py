@@ -26,7 +26,7 @@ OWN = frozenset(
     "MANPATH PKG_CONFIG_PATH CPLUS_INCLUDE_PATH C_INCLUDE_PATH".split()
 )
 """What bash or any machine sets, or what is added to and may be empty."""
-TO_FILL = re.compile(r"(?<!<)<([A-Za-z][^<>\n|&;$`]*[\w.)'])>")
+TO_FILL = re.compile(r"(?<!<)<([A-Za-z](?:[^<>\n|&;$`]*[\w.)'])?)>")
 """`DATA=<your path>`, as examples have it to be filled in; no shell takes it unquoted."""
 MARKS = ("1", "22")
 TOKEN = re.compile(r"/@(?:1|22)@/(\w+)@(?:1|22)@")

@@ -230,9 +230,10 @@ class Recorder:
 
     def _read(self, outcome: Outcome, world: World) -> ScriptRun:
         sent = self._environment(world)
+        own = [n for n in self.names if not re.search(rf"export\b[^\n]*\b{n}\b", self.call.text)]
         commands = []
         for number in sorted(int(name) for name in outcome.files if name.isdigit()):
-            command = read_command(outcome.files[str(number)], sent)
+            command = read_command(outcome.files[str(number)], sent, own)
             if command:
                 commands.append(command)
         trace = read_trace(outcome.files.get("trace", b"").decode(errors="replace"))

@@ -226,10 +226,12 @@ class Container:
             "none",
             "--read-only",
         ]
-        argv += ["--user", "1000:1000", "--cap-drop", "ALL", "--security-opt", "no-new-privileges"]
+        user = f"{os.getuid()}:{os.getgid()}" if os.getuid() else "1000:1000"
+        argv += ["--user", user, "--cap-drop", "ALL", "--security-opt", "no-new-privileges"]
         argv += ["--memory", str(MEMORY), "--pids-limit", str(PROCESSES), "--pull", "never"]
+        owner = "uid={},gid={}".format(*user.split(":"))
         for place in sorted(writable):
-            argv += ["--tmpfs", f"{place}:exec,uid=1000,gid=1000,mode=755,size={DISK}"]
+            argv += ["--tmpfs", f"{place}:exec,{owner},mode=755,size={DISK}"]
         argv += ["--volume", f"{call.folder}:/run/beside:ro", "--entrypoint", "/bin/bash"]
         for key, value in {**env, **places}.items():
             argv += ["--env", f"{key}={value}"]
@@ -274,8 +276,12 @@ def _bounded(
     env: Mapping[str, str],
     keep: tuple[int, ...] = (),
     stdin: int = subprocess.DEVNULL,
+    beside: float = 5,
 ) -> Outcome:
-    """What the command prints as a tar archive, within all bounds."""
+    """What the command prints as a tar archive, within all bounds.
+
+    `beside` are the seconds that it may take beside the script's own.
+    """
     nothing = subprocess.DEVNULL
     with subprocess.Popen(
         argv, env=dict(env), stdin=stdin, stdout=subprocess.PIPE, stderr=nothing, pass_fds=keep,
@@ -283,7 +289,7 @@ def _bounded(
     ) as process:  # fmt: skip
         assert process.stdout
         got, stopped = bytearray(), ""
-        end = time.monotonic() + SECONDS + 5
+        end = time.monotonic() + SECONDS + beside
         while not (stopped := _over(process.pid, end, len(got))):
             if select.select([process.stdout], [], [], 0.05)[0]:
                 part = os.read(process.stdout.fileno(), 2**16)

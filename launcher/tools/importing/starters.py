@@ -208,6 +208,8 @@ def _slurm(found: Around, words: Sequence[Word], named: str) -> None:
             _mounts(found, word.text.split(","), word, "pyxis's mounts")
         elif name == "gpus-per-task":
             found.tell(word.line, f"{named} --{name}={printable(word.text)}: not carried over")
+        elif name == "mem" and (size := re.fullmatch(r"([1-9]\d*)([KMGT]?)B?", word.text)):
+            found.resources["memory"] = Word(f"{size[1]}{size[2] or 'M'}", word.line)
         elif name == "job-name":
             found.slurm["name"] = word
         elif name == "signal":

@@ -115,6 +115,7 @@ def test_a_container_is_the_second_sandbox(tmp_path: Path, monkeypatch: pytest.M
     box = sandbox.Container()
     assert box.unsupported() == ""
     monkeypatch.chdir(tmp_path)
+    tmp_path.chmod(0o755)  # for its ordinary user
     (tmp_path / "common.sh").write_text("LAYERS=3\n")
     script = tmp_path / "train.sh"
     script.write_text(

@@ -271,6 +271,7 @@ def test_what_belongs_to_the_machine_is_told() -> None:
         "echo $CMD; $CMD",
         "ssh node1 $CMD",
         "set -e; false; $CMD",
+        "cp script.sh kept.sh; chmod +x script.sh; $CMD",
         "[ -d /data ] || exit 1; $CMD",
         "case $(hostname) in x) ;; *) $CMD ;; esac",
         "for i in 1; do $CMD; done",
