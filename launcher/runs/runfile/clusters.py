@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, WithJsonSchema, field_validator, model_validator
 
 from launcher.runs.runfile.values import (
     Absolute,
@@ -61,11 +61,27 @@ def _exclude(value: object) -> object:
     return {} if value == "auto" else value
 
 
-Hosts = Annotated[list[Object], Field(min_length=1)]
+_NUMBERS = {name: {"type": "integer", "minimum": 1} for name in Exclude.model_fields}
+_AUTO = (
+    {"const": "auto"},
+    {"type": "object", "properties": _NUMBERS, "additionalProperties": False},
+)
+_NAMES = {"type": "array", "items": {"type": "string"}, "minItems": 1}
+Excluded = Annotated[
+    Exclude | Line,
+    BeforeValidator(_exclude),
+    WithJsonSchema({"anyOf": [*_AUTO, {"type": "string", "minLength": 1}]}),
+]
+ExcludedHosts = Annotated[
+    Exclude | Annotated[list[Object], Field(min_length=1)],
+    BeforeValidator(_exclude),
+    WithJsonSchema({"anyOf": [*_AUTO, _NAMES]}),
+]
 Quantity = Annotated[
     Text,
     BeforeValidator(lambda value: str(value) if type(value) in (int, float) else value),
     Matching(r"\d+(\.\d+)?[A-Za-z]*", "a quantity: 12, 0.5 or 64Gi"),
+    WithJsonSchema({"type": ["number", "string"]}),
 ]
 
 
@@ -93,7 +109,7 @@ class Slurm(Strict):
     constraint: Line | None = None
     reservation: Line | None = None
     dependency: Line | None = None
-    exclude: Annotated[Exclude | Line, BeforeValidator(_exclude)] | None = None
+    exclude: Excluded | None = None
     array: Array | None = None
     requeue: Flag = False
     signal: Whole = 120
@@ -188,7 +204,7 @@ class Kubernetes(Strict):
     gpu: Line = "nvidia.com/gpu"
     resources: dict[Line, Line | Positive] = Field(default_factory=dict)
     per_gpu: dict[Line, Quantity] = Field(default_factory=dict)
-    exclude: Annotated[Exclude | Hosts, BeforeValidator(_exclude)] | None = None
+    exclude: ExcludedHosts | None = None
     pod: dict[Text, Any] = Field(default_factory=dict)
     restarts: Whole = 0
 
