@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 
@@ -13,7 +13,7 @@ from launcher.runs.records import record
 from launcher.runs.runfile.clusters import Exclude
 
 LINE = re.compile(r"^(?:node-(\d+) \| )?(.*)$", re.MULTILINE)
-NAMED = re.compile(r"\bnode (\d+) \(")
+NAMED = re.compile(r"\bnode (\d+) \(([\w-]*)")
 CAUSES = {
     "a GPU is broken": re.compile(
         r"\bXid\b.*?: ?(?:48|6[234]|74|79|9[245]|119|12[01]|140)\b|GPU has fallen off the bus|"
@@ -58,29 +58,29 @@ def blame(ended: ExitStatus, log: str) -> tuple[str, str]:
         return found[1], "it was lost"
     if ended.why.startswith(ENDED_BY_SLURM):
         return "", ""
-    for cause, ranks in _accused(log):
-        if len(ranks) == 1 and (host := _host(ended, min(ranks))):
-            return host, cause
+    hosts = dict(enumerate(ended.hosts))
+    for cause, accused in _accused(log, hosts):
+        if len(accused) == 1 and min(accused):
+            return min(accused), cause
     first = re.match(r"(?:on )?node-(\d+)", ended.why)
-    return _host(ended, int(first[1]) if first else 0), ""
+    return hosts.get(int(first[1]) if first else 0, ""), ""
 
 
-def _accused(log: str) -> Iterator[tuple[str, set[int]]]:
-    """Each cause, and the nodes that it is said of."""
+def _accused(log: str, hosts: Mapping[int, str]) -> Iterator[tuple[str, set[str]]]:
+    """Each cause, and the machines that it is said of, "" for one that isn't known."""
     lines = [(int(rank or 0), text) for rank, text in LINE.findall(log)]
     for cause, said in CAUSES.items():
-        yield cause, {rank for rank, text in lines if said.search(text)}
+        yield cause, {hosts.get(rank, "") for rank, text in lines if said.search(text)}
+    # Where nodes are left out the others are numbered anew, and are known by their names.
+    named = {int(number): name for number, name in NAMED.findall(log) if name in hosts.values()}
+    numbered = {**hosts, **named}
     for cause, said in OF_OTHERS.items():
         heard = [NAMED.search(found[0]) for _, text in lines if (found := said.search(text))]
-        yield cause, {int(one[1]) for one in heard if one}
+        yield cause, {numbered.get(int(one[1]), "") for one in heard if one}
     pairs = {found.groups() for _, text in lines if (found := PAIR.search(text))}
     counts = Counter(int(node) for pair in pairs for node in pair)
-    most = max(counts.values(), default=0)
-    yield "its link is slow or broken", {n for n, times in counts.items() if times == most > 1}
-
-
-def _host(ended: ExitStatus, rank: int) -> str:
-    return ended.hosts[rank] if rank < len(ended.hosts) else ""
+    worst = [n for n, times in counts.items() if times == max(counts.values()) > 1]
+    yield "its link is slow or broken", {numbered.get(node, "") for node in worst}
 
 
 def failures(since: datetime | None = None) -> list[NodeFailure]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, WithJsonSchema, field_validator, model_validator
 
 from launcher.runs.runfile.values import (
     Absolute,
@@ -61,11 +61,27 @@ def _exclude(value: object) -> object:
     return {} if value == "auto" else value
 
 
-Hosts = Annotated[list[Object], Field(min_length=1)]
+_NUMBERS = {name: {"type": "integer", "minimum": 1} for name in Exclude.model_fields}
+_AUTO = (
+    {"const": "auto"},
+    {"type": "object", "properties": _NUMBERS, "additionalProperties": False},
+)
+_NAMES = {"type": "array", "items": {"type": "string"}, "minItems": 1}
+Excluded = Annotated[
+    Exclude | Line,
+    BeforeValidator(_exclude),
+    WithJsonSchema({"anyOf": [*_AUTO, {"type": "string", "minLength": 1}]}),
+]
+ExcludedHosts = Annotated[
+    Exclude | Annotated[list[Object], Field(min_length=1)],
+    BeforeValidator(_exclude),
+    WithJsonSchema({"anyOf": [*_AUTO, _NAMES]}),
+]
 Quantity = Annotated[
     Text,
     BeforeValidator(lambda value: str(value) if type(value) in (int, float) else value),
     Matching(r"\d+(\.\d+)?[A-Za-z]*", "a quantity: 12, 0.5 or 64Gi"),
+    WithJsonSchema({"type": ["number", "string"]}),
 ]
 
 
@@ -88,7 +104,7 @@ class Slurm(Strict):
     constraint: Line | None = None
     reservation: Line | None = None
     dependency: Line | None = None
-    exclude: Annotated[Exclude | Line, BeforeValidator(_exclude)] | None = None
+    exclude: Excluded | None = None
     """Nodes to leave out, as sbatch takes them; `auto` for those that failed before."""
     array: Array | None = None
     """A run for each task: 0-7; with %1 one run in a chain of jobs."""
@@ -193,7 +209,7 @@ class Kubernetes(Strict):
     """Further limits of a node: rdma/ib."""
     per_gpu: dict[Line, Quantity] = Field(default_factory=dict)
     """Requested with each GPU: cpu, memory."""
-    exclude: Annotated[Exclude | Hosts, BeforeValidator(_exclude)] | None = None
+    exclude: ExcludedHosts | None = None
     """Names of nodes to leave out; `auto` for those that failed before."""
     pod: dict[Text, Any] = Field(default_factory=dict)
     """Laid over the pod's template: metadata and spec."""

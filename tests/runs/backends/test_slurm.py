@@ -265,6 +265,15 @@ def test_an_arrays_tasks_are_those_that_slurm_starts(text: object, tasks: list[i
     assert Slurm.model_validate({"array": text}).tasks == tasks
 
 
+def test_an_arrays_script_starts_each_tasks_own(two: Plan) -> None:
+    """shellcheck reads it as well."""
+    told = slurm_request.array({3: two}, Slurm(array="3", exclude="n1"), FOLDER.parent)
+    own = f"{FOLDER}/job.sh >> {FOLDER}/slurm.out 2>&1"
+    assert told.endswith(f"case $SLURM_ARRAY_TASK_ID in\n  3) exec {own} ;;\nesac\n")
+    assert "#SBATCH --exclude=n1\n" in told
+    passes_shellcheck(told)
+
+
 @pytest.mark.parametrize("array", ["5-1", "0-1000", "a", "0-1%0", "0-3%1"])
 def test_an_array_that_cant_be_is_refused(array: str) -> None:
     """The last can, but with requeue it goes on in two ways at once."""

@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
+from launcher.base import yamlfile
 from launcher.cli.describe import describe
 from launcher.runs.backends.docker import docker_request
 from launcher.runs.checks import auto, memory
@@ -86,13 +87,22 @@ def test_what_the_models_take_the_schema_takes(data: st.DataObject) -> None:
         "nodes: 2",
         "nodes: {count: 2, rank: 1, master_addr: a}",
         "mounts: [{source: a, target: /b, read_only: false}]",
+        "nodes: {count: 2, spare: 1}",
+        "slurm: {exclude: auto, setup: [a, b], time: 24:00:00, gpu_type: h100}",
+        "slurm: {exclude: 'n1,n[3-5]', setup: 'a'}",
+        "slurm: {exclude: {days: 3}}",
+        "kubernetes: {exclude: auto, per_gpu: {cpu: 12, memory: 64Gi}, pod: {spec: {a: [1]}}}",
+        "kubernetes: {exclude: [n1, n2]}",
+        "resources: {devices: [/dev/infiniband, '/dev/a:/dev/b:rw'], cap_add: [IPC_LOCK]}",
         "megatron_args: {a: [1, x], b: true, c: null}",
         "resources: {shm_size: 1g, ipc: private, ulimits: {stack: -1}}",
     ],
 )
 def test_the_short_forms_are_taken_by_both(right: str) -> None:
     jsonschema.Draft202012Validator.check_schema(SCHEMA)
-    data = {"name": "a", "image": "cpu"} | yaml.safe_load(right)
+    tree = yamlfile.tree(right, "")
+    assert tree
+    data = {"name": "a", "image": "cpu"} | yamlfile.value(tree, "")
     assert accepted(data)
     VALIDATOR.validate(data)
 

@@ -70,6 +70,11 @@ def said(lines: list[str]) -> str:
             "",
             ("n1", "its link is slow or broken"),
         ),
+        (
+            "node-0 | runner: node 1 (n2.cluster) has gone: it ended without a word\n",
+            "on node-0",
+            ("n2", "it was lost"),
+        ),
         (said(ring.broken(found(99, 0, 0))), "", ("n1", "its link is slow or broken")),
         (said(ring.slow(found(99, 2, 99))), "on node-0", ("n0", "")),
         ("node-2 | OSError: [Errno 28] No space left on device\n", "", ("n2", "a disk is full")),

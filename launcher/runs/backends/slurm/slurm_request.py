@@ -184,12 +184,11 @@ def _options(
         own.pop("mem", None)
     if plan.memory:
         own["mem"] = plan.memory.upper().removesuffix("B")
+    several = plan.fewer or plan.spare
     told: dict[str, object] = {
         "job-name": docker_request.container_name(plan),
         "nodes": _nodes(plan),
-        "ntasks-per-node": None
-        if plan.fewer or plan.spare
-        else 1,  # of a range it would take the fewest
+        "ntasks-per-node": None if several else 1,  # of a range it would take the fewest
         "gpus-per-node": _gpus(plan, asked),
         **{name: getattr(asked, name) for name in SAME},
         "array": asked.array if asked.is_chain else None,
@@ -245,7 +244,7 @@ def _of_node(plan: Plan, asked: Slurm) -> dict[str, object]:
         "needs": _wrapped([*(["--needs", *paths] if paths else []), "--"]),
         "start": start,
         "command": _wrapped(_engine(plan, asked) if in_engine else shown.by_name(plan.argv)),
-        "report": f"{start} stall.stall",
+        "report": shlex.quote(f"{start} stall.stall"),
         "name": shlex.quote(f"{docker_request.container_name(plan)}-node-"),
         "payload": shlex.quote(plan.payload.source) if plan.payload else "",
         "image_variable": alike.IMAGE,

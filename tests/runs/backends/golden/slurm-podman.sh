@@ -50,7 +50,7 @@ node() {
   [ ! -e /dev/infiniband ] || devices=(--device /dev/infiniband)
   trap : TERM
   python3 "$payload/launcher/agent/node.py" "$folder" "$restart" \
-    --report "podman exec $name python3 /opt/launchpad/launcher/agent/start.py stall.stall" \
+    --report "podman exec $name "'python3 /opt/launchpad/launcher/agent/start.py stall.stall' \
     --needs '/shared/save dir' /home/user/work/checkpoints/gpt2 -- \
     podman run --gpus "\"device=$CUDA_VISIBLE_DEVICES\"" "${devices[@]}" \
     --mount "type=bind,source=$payload/launcher,target=/opt/launchpad/launcher,readonly" --rm \
