@@ -109,6 +109,20 @@ def test_nodes_meet_by_name_and_stop_when_asked(counting: Site) -> None:
     assert (counting.folder / "runs" / run / "compose.yaml").exists()
 
 
+def test_nodes_without_a_network_meet_in_one_that_leads_nowhere(
+    here: Site, python_image: str
+) -> None:
+    """`network: none`, as gpt2-tiny.yaml has it, was refused for several nodes."""
+    here.write(standin(python_image) | {"nodes": 2}, MEETING + COUNTING)
+    started = here.start("run", "run.yaml", "--backend", "compose")
+    started.said("node-1 | line")
+    (name,) = networks(here)
+    assert here.client.networks.get(name).attrs["Internal"] is True
+    started.process.send_signal(signal.SIGINT)
+    assert started.ends() == 7
+    counted(started.out)
+
+
 def test_a_killed_launcher_leaves_the_run_to_others(counting: Site) -> None:
     start = ("--backend", "compose")
     counted(leaves_to_others(counting, *start, run=counting.run, first="node-1 | line").out)
