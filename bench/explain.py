@@ -16,7 +16,7 @@ from pathlib import Path
 import yaml
 
 from bench.measure import ROOT, Figure
-from launcher.runs.records import failures
+from launcher.runs.explain import failures
 
 WATCHED = """
 import resource, subprocess, sys
@@ -59,7 +59,7 @@ def figures() -> list[Figure]:
 
 def _said_of() -> dict[str, list[str]]:
     """What is really written, by the name of the known failure."""
-    told: dict[str, list[str]] = yaml.safe_load((ROOT / "tests/runs/records/said.yaml").read_text())
+    told: dict[str, list[str]] = yaml.safe_load((ROOT / "tests/runs/explain/said.yaml").read_text())
     return told
 
 

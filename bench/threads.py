@@ -22,7 +22,7 @@ from typing import Any
 
 import yaml
 
-from launcher.runs.records.failures import explain
+from launcher.runs.explain.failures import explain
 
 THREADS = Path(__file__).with_name("threads.yaml")
 

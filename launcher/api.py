@@ -34,13 +34,14 @@ from launcher.base.errors import EngineError, LauncherError, PreflightError, Usa
 from launcher.base.settings import ROOT, expanded, settings
 from launcher.images.matrix.load import load_matrix
 from launcher.runs.backends import backend
+from launcher.runs.explain import failures
+from launcher.runs.explain.failures import Explanation
 from launcher.runs.follow import find, supervise
 from launcher.runs.follow.again import resumed
 from launcher.runs.follow.assemble import PlannedRun, assemble, new_stamp
 from launcher.runs.follow.start import begin, check_start, keep
 from launcher.runs.plan.job import Backend
-from launcher.runs.records import failures, owner, plot, record, runs, watch
-from launcher.runs.records.failures import Explanation
+from launcher.runs.records import owner, plot, record, runs, watch
 from launcher.runs.records.runs import Filter, RunSummary
 from launcher.runs.runfile import source
 from launcher.runs.runfile.config import RunConfig

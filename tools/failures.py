@@ -6,7 +6,7 @@ import sys
 from itertools import groupby
 from pathlib import Path
 
-from launcher.runs.records.failures import Failure, table
+from launcher.runs.explain.failures import Failure, table
 
 PAGE = Path(__file__).parents[1] / "docs" / "failures.md"
 HEAD = """\

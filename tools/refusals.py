@@ -2,7 +2,7 @@
 
 Of each tag, or of a checkout or unpacked sdist as it stands, every message that is raised or
 asserted is read from the source: its fixed words as hashes, its module and function, and the
-options that its condition names. launcher/runs/records/refusals.json is written anew.
+options that its condition names. launcher/runs/explain/refusals.json is written anew.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from launcher.runs.records.refusals import INDEX, key, runs
+from launcher.runs.explain.refusals import INDEX, key, runs
 
 HOLE = "\0"
 """What stands for a value in a message."""

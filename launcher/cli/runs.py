@@ -177,7 +177,8 @@ def explain(args: Namespace) -> int:
     import json
 
     from launcher.base.settings import expanded
-    from launcher.runs.records import failures, runs
+    from launcher.runs.explain import failures
+    from launcher.runs.records import runs
 
     if args.log == "-":
         explained = failures.explain(_pieces(sys.stdin.buffer))

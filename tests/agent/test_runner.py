@@ -30,8 +30,8 @@ from launcher.agent.ranks.job import (
     read_secrets,
 )
 from launcher.agent.words import ASK, NEEDS, REFUSES, STOPPED
+from launcher.runs.explain.failures import explain
 from launcher.runs.plan.job import EndCause
-from launcher.runs.records.failures import explain
 
 from .conftest import going_on, python, runner_command
 from .test_folders import distributed

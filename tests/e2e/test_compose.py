@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 from collections.abc import Iterator
@@ -109,6 +110,20 @@ def test_nodes_meet_by_name_and_stop_when_asked(counting: Site) -> None:
     assert (counting.folder / "runs" / run / "compose.yaml").exists()
 
 
+def test_nodes_without_a_network_meet_in_one_that_leads_nowhere(
+    here: Site, python_image: str
+) -> None:
+    """`network: none`, as gpt2-tiny.yaml has it, was refused for several nodes."""
+    here.write(standin(python_image) | {"nodes": 2}, MEETING + COUNTING)
+    started = here.start("run", "run.yaml", "--backend", "compose")
+    started.said("node-1 | line")
+    (name,) = networks(here)
+    assert here.client.networks.get(name).attrs["Internal"] is True
+    started.process.send_signal(signal.SIGINT)
+    assert started.ends() == 7
+    counted(started.out)
+
+
 def test_a_killed_launcher_leaves_the_run_to_others(counting: Site) -> None:
     start = ("--backend", "compose")
     counted(leaves_to_others(counting, *start, run=counting.run, first="node-1 | line").out)
@@ -150,6 +165,25 @@ def test_a_node_that_never_waits_for_others_is_told(here: Site, python_image: st
     assert started.ends() == 125
     (told,) = started.told()
     assert "node-1 didn't start: node-0 ended before its port was open" in told
+
+
+@pytest.mark.parametrize("backend", ["docker", "compose"])
+def test_devices_and_capabilities_are_in_the_container(
+    here: Site, python_image: str, backend: str
+) -> None:
+    """A folder of devices as well, as InfiniBand's is; IPC_LOCK is the bit 14."""
+    program = (
+        "import os\n"
+        "bits = open('/proc/self/status').read().split('CapEff:')[1].split()[0]\n"
+        "print(os.path.exists('/dev/mine'), os.path.exists('/dev/net/tun'))\n"
+        "print(int(bits, 16) >> 14 & 1)\n"
+    )
+    config, tun = standin(python_image), os.path.exists("/dev/net/tun")
+    devices = ["/dev/zero:/dev/mine", *(["/dev/net"] if tun else [])]
+    config["resources"] = {"devices": devices, "cap_add": ["IPC_LOCK"]}
+    here.write(config, program)
+    started = here.done("run", "run.yaml", "--backend", backend)
+    assert started.out == f"True {tun}\n1\n", started
 
 
 def test_what_the_engine_refuses_leaves_nothing(here: Site, python_image: str) -> None:

@@ -194,7 +194,7 @@ def is_conflict(error: Exception) -> bool:
 
 def start_error(error: Exception, plan: Plan) -> Exception:
     """What to say of a container that didn't start: a known failure and its cure, or why."""
-    from launcher.runs.records.failures import explain
+    from launcher.runs.explain.failures import explain
 
     reason = words_of(error)
     if "error setting rlimit" in reason and "memlock" in dict(plan.ulimits):

@@ -12,9 +12,9 @@ from functools import cached_property
 
 from launcher.agent.checkpoints.folders import CheckpointFolder
 from launcher.agent.words import STOPPED
+from launcher.runs.explain.failures import Explanation, explain
 from launcher.runs.plan.job import KILLED, EndCause, ExitStatus
 from launcher.runs.records import nodes, record
-from launcher.runs.records.failures import Explanation, explain
 
 ENGINE_FAILED = 125
 NEVER_BETTER = (2, 121)

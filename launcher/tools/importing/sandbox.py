@@ -21,6 +21,7 @@ from pathlib import Path
 from launcher.base.errors import LauncherError, UsageError
 
 STANDIN = Path(__file__).parent / "standin"
+FILES = ("driver", "standin", "prelude.sh")
 SECONDS = 10
 MEMORY = 1_000_000_000
 PROCESSES = 300
@@ -86,13 +87,12 @@ class Bubblewrap:
 
     def run(self, call: ScriptCall, env: Mapping[str, str]) -> Outcome:
         """The outcome of the call; nothing outside the sandbox is changed."""
-        with _open_bytes(call.text.encode("utf-8", "surrogateescape")) as text:
+        with _open_bytes(call.text.encode()) as text, _standins() as place:
             folder, path = str(call.folder), str(call.path)
             argv = [*self._walls(), "--ro-bind", folder, "/run/beside"]
             argv += ["--ro-bind-data", str(text), f"{INSIDE}/script"]
-            argv += ["--ro-bind", str(STANDIN / "driver"), f"{INSIDE}/driver"]
-            argv += ["--ro-bind", str(STANDIN / "standin"), f"{INSIDE}/standin"]
-            argv += ["--ro-bind", str(STANDIN / "prelude.sh"), f"{INSIDE}/prelude.sh"]
+            for name in FILES:
+                argv += ["--ro-bind", str(place / name), f"{INSIDE}/{name}"]
             for name in STANDINS:
                 argv += ["--symlink", "../standin", f"{INSIDE}/bin/{name}"]
             argv += [f"{INSIDE}/driver", str(SECONDS), str(call.cwd), path, *call.arguments]
@@ -129,19 +129,17 @@ class Trusted:
 
     def run(self, call: ScriptCall, env: Mapping[str, str]) -> Outcome:
         """The outcome of the call."""
-        with tempfile.TemporaryDirectory(prefix="launcher-import-") as folder:
-            for name in ("driver", "standin", "prelude.sh"):
-                shutil.copy(STANDIN / name, folder)
-            Path(folder, "bin").mkdir()
+        with _standins() as folder:
+            (folder / "bin").mkdir()
             for name in STANDINS:
-                Path(folder, "bin", name).symlink_to("../standin")
+                (folder / "bin" / name).symlink_to("../standin")
             path = call.path
             if path.read_text(encoding="utf-8") != call.text:
-                path = Path(folder, call.path.name)
+                path = folder / call.path.name
                 path.write_text(call.text, encoding="utf-8")
             argv = [f"{folder}/driver", str(SECONDS), str(call.cwd), str(path), *call.arguments]
             places = {
-                "STANDIN_FOLDER": folder,
+                "STANDIN_FOLDER": str(folder),
                 "STANDIN_RECORDS": f"{folder}/records",
                 "STANDIN_TRUST": "1",
                 "STANDIN_PROGRAMS": "",
@@ -248,17 +246,32 @@ def _packed(text: str) -> bytes:
     """The stand-ins and a script as a tar archive."""
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w") as archive:
-        for name in ("driver", "standin", "prelude.sh"):
-            archive.add(STANDIN / name, name)
+        for name in FILES:
+            archive.add(STANDIN / name, name, filter=_executable)
         for name in STANDINS:
             link = tarfile.TarInfo(f"bin/{name}")
             link.type, link.linkname = tarfile.SYMTYPE, "../standin"
             archive.addfile(link)
-        data = text.encode("utf-8", "surrogateescape")
+        data = text.encode()
         member = tarfile.TarInfo("script")
         member.size = len(data)
         archive.addfile(member, io.BytesIO(data))
     return packed.getvalue()
+
+
+def _executable(member: tarfile.TarInfo) -> tarfile.TarInfo:
+    member.mode = 0o755
+    return member
+
+
+@contextmanager
+def _standins() -> Iterator[Path]:
+    """A folder with the stand-ins, executable: an unpacked wheel may have lost that."""
+    with tempfile.TemporaryDirectory(prefix="launcher-import-") as folder:
+        for name in FILES:
+            shutil.copyfile(STANDIN / name, Path(folder, name))
+            Path(folder, name).chmod(0o755)
+        yield Path(folder)
 
 
 @contextmanager

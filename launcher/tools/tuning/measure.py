@@ -14,11 +14,11 @@ from typing import Any
 
 from launcher.agent import costs
 from launcher.agent.traces import COSTS
+from launcher.runs.explain.failures import FailureSign, explain
 from launcher.runs.follow import ask
 from launcher.runs.follow.assemble import bare_plan
 from launcher.runs.plan.job import Backend
 from launcher.runs.records import metrics, record
-from launcher.runs.records.failures import FailureSign, explain
 from launcher.runs.runfile.config import RunConfig
 from launcher.tools.tuning.search import Measurement, as_line, of_lines
 from launcher.tools.tuning.settings import Changes, Setting

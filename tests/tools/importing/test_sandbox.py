@@ -107,22 +107,3 @@ def test_with_trust_the_stand_ins_alone_are_between(
     done = import_script(script, script.read_text(), IMAGES, sandbox.find_sandbox(trust=True))
     assert "seed: 1" in done.text
     assert sorted(one.name for one in tmp_path.iterdir()) == ["canary", "train.sh"]
-
-
-@pytest.mark.usefixtures("python_image")
-def test_a_container_is_the_second_sandbox(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where there is no bubblewrap, every script would be refused."""
-    box = sandbox.Container()
-    assert box.unsupported() == ""
-    monkeypatch.chdir(tmp_path)
-    tmp_path.chmod(0o755)  # for its ordinary user
-    (tmp_path / "common.sh").write_text("LAYERS=3\n")
-    script = tmp_path / "train.sh"
-    script.write_text(
-        ". ./common.sh; rm -rf *; echo x > common.sh; /bin/rm -f common.sh\n"
-        "srun torchrun --nproc_per_node 2 pretrain_gpt.py --num-layers $LAYERS --save $X\n"
-    )
-    done = import_script(script, script.read_text(), IMAGES, box)
-    assert "num_layers: 3\n" in done.text
-    assert "to be given: X (checkpoint.save)" in [left.what for left in done.told]
-    assert (tmp_path / "common.sh").read_text() == "LAYERS=3\n"

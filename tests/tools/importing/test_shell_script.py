@@ -351,6 +351,25 @@ def test_a_script_that_starts_nothing_is_refused(text: str, said: str) -> None:
     assert said in str(caught.value)
 
 
+def test_an_option_of_a_program_of_its_own_keeps_its_underscores() -> None:
+    """--task_list was given as --task-list, which such a program doesn't know."""
+    found = config("torchrun ./a.py --task_list x --num-layers 3")
+    rendered = render.options(found, program(found.program).kind, Layout(1, 1, 1, 1), "0.9.0")
+    assert {one.name for one in rendered} >= {"--task_list", "--num-layers"}
+
+
+def test_what_the_script_sets_for_itself_is_not_exported() -> None:
+    """A placeholder stands in the environment, and what replaces it would seem to be exported."""
+    text = ". ./no.sh\n[ -n x ] && declare LAYERS=3\nexport B=1\ntorchrun a.py --x $LAYERS\n"
+    assert config(text).env == {"B": 1}
+
+
+def test_what_only_one_node_has_is_marked() -> None:
+    """$SLURM_NODEID is 0 where it is read, and another on each node."""
+    text = "#SBATCH -N 2\nexport C=/tmp/$SLURM_NODEID\nsrun python a.py --x c$SLURM_PROCID\n"
+    assert "3: to be given: the node's number (megatron_args.x, env.C)" in told(text)
+
+
 MANIFESTS = [
     ("kind: Service\n", "no container that starts something: Service"),
     ("kind: Job\nspec: 3\n", "a Job that isn't written as its documents ask"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from launcher.runs.records.loglines import MOST_PREFIXES, by_source, parse
+from launcher.runs.explain.loglines import MOST_PREFIXES, by_source, parse
 
 
 @pytest.mark.parametrize(

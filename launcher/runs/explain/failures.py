@@ -18,10 +18,10 @@ from typing import Any
 import yaml
 
 from launcher.base.yamlfile import Loader
+from launcher.runs.explain import refusals
+from launcher.runs.explain.loglines import LogLine, Words, by_source
+from launcher.runs.explain.logreader import LogReader
 from launcher.runs.plan.job import EndCause
-from launcher.runs.records import refusals
-from launcher.runs.records.loglines import LogLine, Words, by_source
-from launcher.runs.records.logreader import LogReader
 
 KNOWN = Path(__file__).with_name("known")
 KINDS = ("cause", "request", "report", "summary")

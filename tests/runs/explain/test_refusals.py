@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.runs.records import refusals as found
+from launcher.runs.explain import refusals as found
 from tools import refusals
 
 SOURCE = """

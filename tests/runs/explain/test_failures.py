@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 
 from launcher.agent import runner
 from launcher.agent.checkpoints.folders import CheckpointFolder
+from launcher.runs.explain import failures, logreader
+from launcher.runs.explain.loglines import by_source, parse
 from launcher.runs.plan.job import EndCause, ExitStatus
-from launcher.runs.records import ending, failures, logreader, record, resume
+from launcher.runs.records import ending, record, resume
 from launcher.runs.records.ending import Ending, Outcome, describe
-from launcher.runs.records.loglines import by_source, parse
 from launcher.runs.runfile import source
 from tools.failures import PAGE, page
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from launcher.runs.records import failures
+from launcher.runs.explain import failures
 
 KILLED = "a process was killed by SIGKILL, most likely by the kernel, for memory"
 ASKED = "somebody asked it to end"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 
-from launcher.runs.records.loglines import Words, parse
+from launcher.runs.explain.loglines import Words, parse
 
 LONGEST_LINE = 1 << 16
 PIECE = 1 << 21

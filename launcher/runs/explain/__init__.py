@@ -1,0 +1,1 @@
+"""What made a run fail, from its log."""
