@@ -10,6 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from launcher import __version__
+from tools import release
+
 ROOT = Path(__file__).parents[1]
 PROGRAM = "import sys; from launcher.cli import program; sys.exit(program())"
 KEY = """
@@ -95,3 +98,10 @@ def test_what_it_writes_goes_below_the_folder_that_is_named(
     after = {path: path.stat().st_mtime_ns for path in installed.rglob("*") if path.is_file()}
     assert {path for path in after if "__pycache__" not in path.parts} == {*before}
     assert before.items() <= after.items()
+
+
+def test_a_release_is_of_its_tag_and_stands_in_the_changelog() -> None:
+    """PyPI keeps a wrong version for ever."""
+    release.check_name(f"v{__version__}")
+    with pytest.raises(release.ReleaseError, match="the tag is v9.9.9"):
+        release.check_name("v9.9.9")
