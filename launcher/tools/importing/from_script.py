@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from launcher.tools.importing.sandbox import ScriptCall
 from launcher.tools.importing.shell_script import Images, ImportResult, imported
 from launcher.tools.importing.starters import Around, batch_lines, variables
 
+BATCH = re.compile(r"^#(SBATCH|PBS|BSUB)\b", re.MULTILINE)
 LONGEST = 2**18
 """Characters that a script may have, far more than one that a person wrote."""
 
@@ -49,13 +51,15 @@ def import_script(
         manifest = as_script(text, name)
         text, nodes = manifest.text, nodes or manifest.nodes
         given = {**manifest.variables, **given}
-    asked = batch_lines(text)
+    called = _called(text, whole.parent, cwd)
+    batch = next((one for one in (text, *called) if BATCH.search(one)), text)
+    asked = batch_lines(batch)
     if nodes:
         asked.counts["nodes"] = Word(str(nodes), 1)
     if path.suffix in SUFFIXES:  # an operator tells torchrun, by PET_NNODES
         asked.counts["operator"] = Word(str(nodes), 1)
-    call = ScriptCall(text, whole, cwd, _beside(whole), arguments)
-    recording = Recorder(call, machine(text, asked, nodes, gpus), given, sandbox).record()
+    call = ScriptCall(text, whole, cwd, _beside(whole), arguments, "\n".join(called))
+    recording = Recorder(call, machine(batch, asked, nodes, gpus), given, sandbox).record()
     return imported(
         recording,
         asked,
@@ -70,11 +74,21 @@ def machine(text: str, asked: Around, nodes: int | None, gpus: int | None) -> Ma
     """What a script is answered, by its batch lines and by what is given for it."""
     counts = {name: int(word.text) for name, word in asked.counts.items() if word.text.isdigit()}
     several = {"nodes": nodes or counts.get("nodes", 0), "gpus": gpus or counts.get("gpus", 0)}
-    batch = any(mark in text for mark in ("#SBATCH", "#PBS", "#BSUB"))
+    batch = bool(BATCH.search(text))
     known = variables({**counts, **{name: count for name, count in several.items() if count}})
     return Machine(
         max(1, several["nodes"]), several["gpus"], batch, known if batch or nodes else {}
     )
+
+
+def _called(text: str, *folders: Path) -> list[str]:
+    """The texts of the scripts in the folders that the text names."""
+    found = dict[Path, str]()
+    for name in re.findall(r"[\w./-]+\.(?:sh|sbatch|slurm|env)\b", text):
+        for path in (folder / name.lstrip("/") for folder in folders):
+            if path not in found and path.is_file() and path.stat().st_size <= LONGEST:
+                found[path] = path.read_text(encoding="utf-8", errors="replace")
+    return list(found.values())
 
 
 def _beside(path: Path) -> Path:

@@ -98,7 +98,7 @@ class Recorder:
     ) -> None:
         self.call, self.machine, self.given, self.sandbox = call, machine, dict(given), sandbox
         self.template: Template = placeholders.filled(call.text.replace("\r\n", "\n"))
-        needed, self.tested = placeholders.unset_variables(call.text)
+        needed, self.tested = placeholders.unset_variables(f"{call.text}\n{call.called}")
         known = {*machine.variables, *given}
         known |= {*PER_JOB, *RANKS, *NODE_LISTS, "PBS_NODEFILE"} if machine.batch else set()
         self.names = [name for name in needed if name not in known]

@@ -49,13 +49,17 @@ STANDINS = (
 
 @dataclass(frozen=True)
 class ScriptCall:
-    """A script with its text, called in `cwd`. `folder` is what it may read beside itself."""
+    """A script with its text, called in `cwd`. `folder` is what it may read beside itself.
+
+    `called` is the text of the scripts beside it that it names.
+    """
 
     text: str
     path: Path
     cwd: Path
     folder: Path
     arguments: tuple[str, ...] = ()
+    called: str = ""
 
 
 @dataclass(frozen=True)

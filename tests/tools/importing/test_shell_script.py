@@ -370,6 +370,20 @@ def test_what_only_one_node_has_is_marked() -> None:
     assert "3: to be given: the node's number (megatron_args.x, env.C)" in told(text)
 
 
+def test_a_job_that_a_script_submits_is_read_with_its_own_lines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its $SLURM_NNODES was empty, and torchrun took the program for it."""
+    monkeypatch.chdir(tmp_path)
+    job = "#SBATCH -N 4\nsrun torchrun --nproc_per_node 2 --nnodes $SLURM_NNODES a.py --x $Y\n"
+    (tmp_path / "job.sbatch").write_text(job)
+    (tmp_path / "submit.sh").write_text("sbatch job.sbatch\n")
+    text = "sbatch job.sbatch\n"
+    done = import_script(Path("submit.sh"), text, IMAGES, sandbox_here())
+    assert "nodes: 4\n" in done.text
+    assert any("to be given: Y (megatron_args.x)" in left.what for left in done.told)
+
+
 MANIFESTS = [
     ("kind: Service\n", "no container that starts something: Service"),
     ("kind: Job\nspec: 3\n", "a Job that isn't written as its documents ask"),
