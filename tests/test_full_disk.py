@@ -51,6 +51,7 @@ def test_a_full_disk_is_told_with_the_path(tmp_path: Path, name: str, most: int)
     (tmp_path / "to").mkdir()
     argv = [sys.executable, "-B", "-m", "launcher", *COMMANDS[name](tmp_path)]
     env = os.environ | {"LAUNCHER_CACHE": str(tmp_path / "to"), "PYTHONPATH": str(ROOT)}
+    env["TMPDIR"] = str(tmp_path / "to")
     with limited(most):
         done = subprocess.run(argv, env=env, stderr=subprocess.PIPE, text=True, check=False)
     assert done.returncode != 0

@@ -37,6 +37,8 @@ def lines(name: str, text: IO[str], largest: int) -> Iterator[bytes]:
             then = _behind(begun, end)
             if then == len(begun):
                 raise ValueError("it ends in the middle")  # or a number goes on in the next piece
+        except RecursionError:
+            raise _fault(name, number, "too many lists within lists") from None
         except ValueError as error:
             yield _joined(gathered)
             gathered, begun, at = [], begun[at:], 0

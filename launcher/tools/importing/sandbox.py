@@ -18,6 +18,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from launcher.base import files
 from launcher.base.errors import LauncherError, UsageError
 
 STANDIN = Path(__file__).parent / "standin"
@@ -273,7 +274,8 @@ def _standins() -> Iterator[Path]:
     """A folder with the stand-ins, executable: an unpacked wheel may have lost that."""
     with tempfile.TemporaryDirectory(prefix="launcher-import-") as folder:
         for name in FILES:
-            shutil.copyfile(STANDIN / name, Path(folder, name))
+            with files.named(folder):
+                Path(folder, name).write_bytes((STANDIN / name).read_bytes())
             Path(folder, name).chmod(0o755)
         yield Path(folder)
 
@@ -281,9 +283,8 @@ def _standins() -> Iterator[Path]:
 @contextmanager
 def _open_bytes(data: bytes) -> Iterator[int]:
     """A file descriptor to read the data from."""
-    with tempfile.TemporaryFile() as file:
+    with files.named(tempfile.gettempdir()), tempfile.TemporaryFile() as file:
         file.write(data)
-        file.flush()
         file.seek(0)
         yield file.fileno()
 
@@ -314,10 +315,10 @@ def _bounded(
                     break
                 got += part
         _end(process)
-    files = _files(bytes(got)) if not stopped else {}
-    if files.get("code", b"").strip() in (b"124", b"137"):
+    written = _files(bytes(got)) if not stopped else {}
+    if written.get("code", b"").strip() in (b"124", b"137"):
         stopped = f"it didn't end in {SECONDS} seconds"
-    return Outcome(files, stopped)
+    return Outcome(written, stopped)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -76,6 +76,7 @@ def test_a_list_is_read_as_python_reads_it_however_it_is_cut(found: list[Any], d
         ('[{"text": "a"}, {"text"', "item 2 of its list: not JSON to its end"),
         ('[{"text": "a"} {"text": "b"}]', "item 2 of its list: '{' where a comma or ] is wanted"),
         ("[" + '{"text": "' + "x" * (3 << 20) + '"}]', "item 1 of its list: more than 2 MB"),
+        ("[" * 100_000, "item 1 of its list: too many lists within lists"),
     ],
 )
 def test_a_broken_list_is_told_by_its_item(tmp_path: Path, text: str, said: str) -> None:

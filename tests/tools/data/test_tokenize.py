@@ -24,7 +24,7 @@ from launcher.base import files
 from launcher.base.errors import UsageError
 from launcher.base.settings import ROOT
 from launcher.base.unpack import packing
-from launcher.tools.data import sources, tokenize
+from launcher.tools.data import kinds, sources, tokenize
 from launcher.tools.data.convert import convert
 from launcher.tools.data.faults import DataError
 from launcher.tools.data.ledger import JobState, Leniency
@@ -132,7 +132,7 @@ def test_no_document_is_lost_in_silence(
     folder = tmp_path_factory.mktemp("data")
     source = folder / "in.jsonl"
     source.write_bytes(content)
-    assume(packing(content[:8]) is None)
+    assume(packing(content[:8]) is None and not kinds.is_array(content[: kinds.BEGINNING]))
     good, bad = expected(content.removeprefix(b"\xef\xbb\xbf"))
     wanted = [encoded(gpt2, value) for value in good]
     if bad:
