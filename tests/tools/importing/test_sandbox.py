@@ -91,6 +91,7 @@ def test_a_sandbox_has_no_network_no_environment_and_no_other_files(
 def test_where_there_is_no_sandbox_a_script_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without one, a script would be run as it is."""
     monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.setattr(sandbox, "_fetched", sandbox.Bubblewrap)  # nor one in the cache
     with pytest.raises(UsageError, match="there is none") as caught:
         sandbox.find_sandbox()
     assert "--trust" in str(caught.value)
