@@ -34,10 +34,7 @@ MISLEADING = (
 )
 
 PROGRAM = """#!/bin/sh
-exec {python} -I -c 'import sys
-sys.path.insert(0, sys.argv.pop(1))
-from launcher.cli import program
-sys.exit(program())' {root} "$@"
+exec {python} -I -m launcher "$@"
 """
 
 
@@ -171,13 +168,12 @@ def create(venv: Path) -> None:
 
 
 def add_program(venv: Path) -> None:
-    """Give the environment the program `launcher`, which runs this checkout."""
+    """Give the environment this checkout: its packages, in any folder, and `launcher`."""
+    for site in venv.glob("lib/python3*/site-packages"):
+        (site / "launchpad.pth").write_text(f"{ROOT}\n", encoding="utf-8")
     path = python_in(venv).with_name("launcher")
     part = path.with_name("launcher.part")
-    part.write_text(
-        PROGRAM.format(python=shlex.quote(str(python_in(venv))), root=shlex.quote(str(ROOT))),
-        encoding="utf-8",
-    )
+    part.write_text(PROGRAM.format(python=shlex.quote(str(python_in(venv)))), encoding="utf-8")
     part.chmod(0o755)
     part.replace(path)
 

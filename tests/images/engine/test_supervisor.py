@@ -57,6 +57,7 @@ def packages_in(venv: Path) -> set[str]:
 
 
 def test_made_once_added_to_and_made_anew(bootstrap: Run, lock: Path, tmp_path: Path) -> None:
+    """Scripts outside the checkout couldn't import the launcher with its environment's Python."""
     missing = bootstrap(tmp_path / "gone.txt")
     assert missing.returncode == 2
     assert "gone.txt: can't be read: No such file" in missing.stderr
@@ -74,6 +75,10 @@ def test_made_once_added_to_and_made_anew(bootstrap: Run, lock: Path, tmp_path: 
     assert (first.returncode, first.stderr) == (0, "")
     assert [line.split()[0] for line in first.stdout.splitlines()] == ["creating", "installing"]
     assert "first" in packages_in(tmp_path / "venv")
+    python = [tmp_path / "venv" / "bin" / "python", "-c"]
+    code = "import importlib.util as util; print(util.find_spec('launcher').origin)"
+    origin = subprocess.run([*python, code], cwd=tmp_path, capture_output=True, text=True)
+    assert origin.stdout.strip() == str(SCRIPT.parents[1] / "launcher" / "__init__.py")
 
     started = time.monotonic()
     again = bootstrap(lock)
