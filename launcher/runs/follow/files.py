@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from launcher.base.errors import UsageError
+from launcher.base.errors import UsageError, nearest
 from launcher.runs.plan.mounts import Mount
 from launcher.runs.plan.plan import Plan
 
@@ -70,9 +70,17 @@ def require(plan: Plan) -> None:
     """Raises UsageError where something that the run reads isn't there."""
     lacking = missing(plan)
     if lacking:
-        by_prefix = any(line.startswith("data.path") for line in lacking)
-        remedy = "data.path is the path without .bin and .idx." if by_prefix else ""
+        data = [one.source for one in plan.mounts if one.key == "data.path"]
+        absent = (Path(source) for source in data if not os.path.exists(source))
+        remedy = next((near_data(path.with_suffix("")) for path in absent), "")
         raise UsageError("\n".join(lacking), remedy)
+
+
+def near_data(prefix: Path) -> str:
+    """The remedy for data that isn't there: what else its folder has, the nearest name first."""
+    near = sorted({path.stem for path in prefix.parent.glob("*.idx")} - {prefix.name})
+    known = f" {nearest(prefix.name, near)}" if near else ""
+    return f"data.path is the path without .bin and .idx.{known}"
 
 
 def prepare(plan: Plan) -> None:

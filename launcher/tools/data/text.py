@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -84,6 +85,8 @@ def _as_made(config: RunConfig, origin: Origin) -> TokenizedRun:
         return TokenizedRun(config)
     parts = data.path if isinstance(data.path, list) else [data.path]
     found = [_how_made(part) for part in parts if isinstance(part, str)]
+    if data.vocab_size is None and program(config.program).kind is ProgramKind.OURS:
+        _require(parts, origin)
     size = (found[0] or {}).get("vocab_size")
     tokenizers = [(one or {}).get("tokenizer") for one in found]
     if not isinstance(size, int) or size < 1 or any(one != tokenizers[0] for one in tokenizers):
@@ -100,11 +103,27 @@ def _as_made(config: RunConfig, origin: Origin) -> TokenizedRun:
     return TokenizedRun(config, note=f"{told}, by which the data was made")
 
 
+def _require(parts: list[Any], origin: Origin) -> None:
+    """Raise UsageError where the data whose vocabulary is wanted isn't here."""
+    from launcher.runs.follow.files import near_data
+
+    for prefix in (_prefix(part) for part in parts if isinstance(part, str)):
+        if not os.path.exists(f"{prefix}.idx"):
+            raise UsageError(
+                f"{origin.place('data.path')}: no such file: {prefix}.idx",
+                f"{near_data(prefix)}\n  For data that isn't on this machine, set data.vocab_size.",
+            )
+
+
+def _prefix(part: str) -> Path:
+    return expanded(part.removesuffix(".bin").removesuffix(".idx")).absolute()
+
+
 def _how_made(prefix: str) -> dict[str, Any] | None:
     """What is kept of how data files were made; None where nothing is, or they aren't here."""
     from launcher.runs.datasets import indexed
 
-    path = expanded(prefix.removesuffix(".bin").removesuffix(".idx"))
+    path = _prefix(prefix)
     with suppress(OSError, indexed.DamagedDataset):
         index = indexed.read_index(path)
         return indexed.how_made(path, index.documents, index.tokens)

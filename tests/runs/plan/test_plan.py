@@ -257,7 +257,8 @@ def test_folders_that_are_written_to_are_made_and_others_told(
     make_files(tmp_path, "file", "x.bin")
     without = plan("gpt2-tiny", f"data.path={tmp_path}/x").without_payload()
     assert files.missing(without) == [f"data.path: no such file or folder: {tmp_path}/x.idx"]
-    with pytest.raises(UsageError, match=r"without \.bin and \.idx"):
+    (tmp_path / "x_text_document.idx").touch()
+    with pytest.raises(UsageError, match=r"without \.bin and \.idx\. .* 'x_text_document'\?"):
         files.require(without)
     with pytest.raises(UsageError, match=r"checkpoint\.save: can't make the folder"):
         files.prepare(bare(plan, Mount(f"{tmp_path}/file/x", "/x", False, "checkpoint.save")))
