@@ -32,6 +32,7 @@ RESTARTS = argument(
     "N",
     type=int,
 )
+PROCESSES = argument("--processes", "on the CPU, where --gpus is 0", "N", type=int)
 DRY = (
     flag("--dry-run", "show the plan and its command; start nothing"),
     flag("--full", "with --dry-run: the data of Kubernetes' objects as well"),
@@ -48,6 +49,7 @@ FOLLOWED = (
 @command(
     argument("config", "a run file, or the name of a preset: gpt2.yaml", "CONFIG"),
     GPUS,
+    PROCESSES,
     argument("--nodes", "how many machines: compose has them all on this one", "N", type=int),
     argument("--node-rank", "which of them this is, 0 the first", "N", type=int),
     argument("--master-addr", "the address of the first one", "ADDRESS"),
@@ -155,7 +157,7 @@ def _show(args: Namespace, asked: RunRequest, chosen: Backend, data: TokenizedRu
 @command(
     RUN,
     GPUS,
-    argument("--processes", "on the CPU, where --gpus is 0", "N", type=int),
+    PROCESSES,
     SET,
     argument("--backend", BACKEND),
     RESTARTS,

@@ -359,6 +359,23 @@ def test_a_dry_run_tells_what_files_are_not_there_yet(tmp_path: Path) -> None:
     ]
 
 
+def test_a_wrong_path_of_data_is_named_with_what_is_beside_it(tmp_path: Path) -> None:
+    """Without data.vocab_size, that alone was missed, and the path was not named."""
+    (tmp_path / "corpus_text_document.idx").touch()
+    text = (PRESETS / "gpt2-tiny.yaml").read_text()
+    (tmp_path / "mine.yaml").write_text(text.replace("  vocab_size: 256\n", ""))
+    code, _, err = run(tmp_path, "mine.yaml", "--set", "data.path=corpus")
+    assert code == 2
+    assert f"{tmp_path}/corpus." in err
+    assert "Did you mean 'corpus_text_document'?" in err
+
+
+def test_processes_are_given_to_run_as_to_resume(tmp_path: Path) -> None:
+    code, out, err = run(tmp_path, "gpt2-tiny", "--processes", "4", "--dry-run")
+    assert (code, err) == (0, "")
+    assert "processes: 4\n" in out
+
+
 def test_a_run_does(tmp_path: Path) -> None:
     code, out, err = run(tmp_path, "gpt2-tiny")
     assert (code, out) == (125, "")
