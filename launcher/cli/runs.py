@@ -178,6 +178,7 @@ def explain(args: Namespace) -> int:
 
     from launcher.base.settings import expanded
     from launcher.runs.explain import failures
+    from launcher.runs.follow.live import tell
     from launcher.runs.records import runs
 
     if args.log == "-":
@@ -187,6 +188,8 @@ def explain(args: Namespace) -> int:
             explained = failures.explain(_pieces(log))
     else:
         explained = failures.explain((data for _, data in _written(args.log)), runs.cause(args.log))
+        if (how := runs.outcome(args.log)) in ("finished", "stopped"):
+            tell(f"run {args.log} {how}: it didn't fail")
     print(json.dumps(explained.as_json(), indent=1) if args.json else "\n".join(explained.lines))
     return 0 if explained.signs else 1
 

@@ -80,6 +80,7 @@ def job(text: str) -> tuple[Backend, Job]:
     try:
         run = record.match(text, listed, *_otherwise(text, listed))
     except UsageError as error:
+        silent = [one for one in silent if _may_have(one, text)]
         if not silent:
             raise
         raise EngineError(
@@ -140,6 +141,13 @@ def _otherwise(text: str, listed: list[tuple[str, str]]) -> tuple[str, list[tupl
         own += [(kept.run, kept.name) for kept in record.records()]
         return "No run goes on, and none has ended with nobody watching.", own
     return f"It has ended and is removed. To go on with it: launcher resume {kept.run}", []
+
+
+def _may_have(silent: SilentBackends, text: str) -> bool:
+    """Whether the run that `text` names may be on one of them: by its record, where it has one."""
+    with suppress(UsageError):
+        return record.find(text).backend in silent.names
+    return silent.may_have_jobs
 
 
 def _is_own(run: str) -> bool:

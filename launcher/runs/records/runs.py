@@ -134,6 +134,14 @@ def cause(text: str) -> EndCause:
     return EndCause.ITSELF
 
 
+def outcome(text: str) -> str:
+    """How a run ended: finished, stopped or failed; unknown where nothing is kept of it."""
+    with suppress(UsageError):
+        ending = _last_ending(record.folder(record.find(text).run)) or {}
+        return str(ending.get("outcome", UNKNOWN))
+    return UNKNOWN
+
+
 def _last_step(folder: str) -> Mapping[str, Any]:
     """The newest step among the metrics' last lines."""
     lines = record.newest_lines(f"{folder}/{record.METRICS}", TAIL)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from launcher.base.errors import EngineError, UsageError
+from launcher.base.errors import AbsentError, EngineError, LauncherError, UsageError
 from launcher.runs.follow import find
 from launcher.runs.plan.job import ConnectionLost, ExitStatus, goes_on
 from launcher.runs.records import record
@@ -94,6 +94,27 @@ def test_a_backend_that_does_not_answer_has_none(
     backends["local"].error = error
     found, silent = find.everywhere()
     assert (found, [*map(str, silent)]) == ([], [f"docker, local: {error.args[0]}"])
+
+
+@pytest.mark.parametrize(
+    ("kept_by", "error", "raised"),
+    [
+        ("local", EngineError("no engine", "Start one."), UsageError),
+        ("docker", AbsentError("no engine", "Start one."), EngineError),
+        (None, AbsentError("no engine", "Start one."), UsageError),
+        (None, EngineError("no engine", "Start one."), EngineError),
+    ],
+)
+def test_only_an_engine_that_may_have_the_run_is_waited_for(
+    backends: dict[str, Any], kept_by: str | None, error: Exception, raised: type[Exception]
+) -> None:
+    """On a machine without an engine an ended local run was said to be on one."""
+    backends["docker"].error = error
+    if kept_by:
+        record.write(record.Record("dd44", "fourth", "2025", kept_by, "/", "a.yaml", {}, (), 1))
+    with pytest.raises(LauncherError) as caught:
+        find.job("fourth")
+    assert type(caught.value) is raised
 
 
 def test_a_name_is_that_of_an_own_run_and_another_users_has_its_id(

@@ -20,9 +20,10 @@ from matplotlib.image import imread
 from launcher import cli
 from launcher.agent.checkpoints.folders import CheckpointFolder
 from launcher.base import install
-from launcher.base.errors import UsageError
+from launcher.base.errors import EngineError, UsageError
 from launcher.base.settings import Settings, settings
 from launcher.cli import main
+from launcher.runs.follow.find import SilentBackends
 from launcher.runs.plan.image import ImageFacts
 from launcher.runs.plan.job import ConnectionLost, ExitStatus
 from launcher.runs.records import ending, metrics, owner, plot, record, repeat, runs
@@ -345,11 +346,21 @@ def test_a_prune_that_does_not_say_which_and_an_unknown_state_are_refused(
     assert len([*kept.glob(f"*/{record.FILE}")]) == len(IDS)
 
 
+@pytest.mark.usefixtures("_no_engine")
+def test_a_run_that_finished_is_explained_as_one(
+    kept: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """It was said to have no known cause, as if it had failed."""
+    (kept / IDS[1] / record.LOG).write_text("as it was\n")
+    assert main(["explain", IDS[1]]) == 1
+    assert f"run {IDS[1]} finished: it didn't fail" in capfd.readouterr().err
+
+
 def test_a_log_that_is_kept_is_read_though_no_engine_answers(
     kept: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     def silent() -> Any:
-        return [], ["docker: no container engine answers"]
+        return [], [SilentBackends(("docker",), EngineError("no container engine answers"))]
 
     monkeypatch.setattr("launcher.runs.follow.find.everywhere", silent)
     assert main(["logs", IDS[1]]) == 125
