@@ -180,7 +180,11 @@ def _remedy_none(failures: list[tuple[Endpoint, str]]) -> str:
         "    launcher engine",
         "darwin": "Start Docker Desktop, Colima (colima start) or Podman (podman machine start).",
     }.get(sys.platform, "Start Docker Desktop.")
-    return f"{start}\n  Or point DOCKER_HOST at an engine elsewhere: DOCKER_HOST=ssh://user@machine"
+    return (
+        f"{start}\n  Or point DOCKER_HOST at an engine elsewhere: DOCKER_HOST=ssh://user@machine\n"
+        "  Or train without a container, with torch and Megatron-Core in this environment:\n"
+        "    launcher run CONFIG --backend local"
+    )
 
 
 def _from_context(folder: Path, name: str) -> Endpoint:

@@ -317,7 +317,9 @@ class LocalBackend(Backend):
         if not has_torch:
             raise EngineError(
                 "python3 here has no torch",
-                "Activate the environment that has it, take --backend docker, or install it:\n"
+                "Put the environment that has it first on PATH; activating it may hide launcher:\n"
+                "    export PATH=ENVIRONMENT/bin:$PATH\n"
+                "  or take --backend docker, or install it in this one:\n"
                 f"    python3 -m pip install {self._index()}torch megatron-core psutil",
             )
         release = versions.get("megatron-core")
