@@ -76,11 +76,9 @@ def tokenized(
 def _as_made(config: RunConfig, origin: Origin) -> TokenizedRun:
     """The run with the tokenizer and vocabulary by which its data files were made.
 
-    They are those of PREFIX.made.json, where the run file says none of its own. A preset's
-    vocabulary is of the preset's own data, and gives way; so does one that is too small beside
-    data.mock, whose made-up tokens it is of.
+    They are those of PREFIX.made.json, where the run file says none of its own.
     """
-    data, key = config.data, "data.vocab_size"
+    data = config.data
     if data.path is None or origin.is_presets("data.path") or data.tokenizer_type:
         return TokenizedRun(config)
     parts = data.path if isinstance(data.path, list) else [data.path]
@@ -91,8 +89,7 @@ def _as_made(config: RunConfig, origin: Origin) -> TokenizedRun:
     tokenizers = [(one or {}).get("tokenizer") for one in found]
     if not isinstance(size, int) or size < 1 or any(one != tokenizers[0] for one in tokenizers):
         return TokenizedRun(config)
-    mocks = data.mock and key not in origin.overrides and (data.vocab_size or 0) < size
-    if data.vocab_size is not None and not (mocks or origin.is_presets(key)):
+    if not _gives_way(data, origin, size):
         return TokenizedRun(config)
     upstreams = program(config.program).kind is ProgramKind.UPSTREAM
     given = _upstreams(tokenizers[0], size) if upstreams else {"vocab_size": size}
@@ -139,10 +136,21 @@ def _upstreams(made: Any, size: int) -> dict[str, Any]:
     return {"tokenizer_type": "NullTokenizer", "vocab_size": size - 1}  # it adds one
 
 
+def _gives_way(data: Data, origin: Origin, size: int) -> bool:
+    """Whether the vocabulary of a run file gives way to that of its data, which has `size` tokens.
+
+    So does a preset's, which is of the preset's own data, and one that is too small beside
+    data.mock, whose made-up tokens it is of.
+    """
+    key = "data.vocab_size"
+    mocks = data.mock and key not in origin.overrides and (data.vocab_size or 0) < size
+    return data.vocab_size is None or mocks or origin.is_presets(key)
+
+
 def _vocabulary(data: Data, origin: Origin, found: PreparedText) -> int:
     """The size that the model is made for. Raises UsageError where the tokens don't fit in it."""
     size, key = found.vocab_size, "data.vocab_size"
-    if data.vocab_size is None or origin.is_presets(key):
+    if data.vocab_size is None or _gives_way(data, origin, size):
         return size
     if data.vocab_size < size:
         raise UsageError(

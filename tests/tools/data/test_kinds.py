@@ -212,6 +212,15 @@ def test_the_vocabulary_of_made_up_tokens_gives_way_in_a_file_of_one_s_own(
     assert found.config.data.vocab_size == size
 
 
+def test_the_vocabulary_of_made_up_tokens_gives_way_to_that_of_a_text(tmp_path: Path) -> None:
+    """What `launcher init` wrote was refused for its 256 with data.text, and not with data.path."""
+    (tmp_path / "t.txt").write_text("a text")
+    own = f"mock: true, vocab_size: 256, text: [{tmp_path}/t.txt]"
+    (tmp_path / "mine.yaml").write_text(f"name: a\nimage: cpu\ndata: {{{own}}}\n")
+    given = source.load(str(tmp_path / "mine.yaml"), [])
+    assert text.tokenized(*given, tmp_path, lambda: None).config.data.vocab_size == 50257
+
+
 def test_what_is_shown_of_data_is_decoded_by_its_own_tokenizer(made: Path) -> None:
     """`data inspect` took GPT-2's for any."""
     chosen = contents.made_by(contents.open_data(made))
