@@ -178,9 +178,9 @@ def explain(args: Namespace) -> int:
 
     from launcher.base.settings import expanded
     from launcher.runs.explain import failures
-    from launcher.runs.follow.live import tell
     from launcher.runs.records import runs
 
+    how = ""
     if args.log == "-":
         explained = failures.explain(_pieces(sys.stdin.buffer))
     elif (path := expanded(args.log)).is_file():
@@ -188,9 +188,11 @@ def explain(args: Namespace) -> int:
             explained = failures.explain(_pieces(log))
     else:
         explained = failures.explain((data for _, data in _written(args.log)), runs.cause(args.log))
-        if (how := runs.outcome(args.log)) in ("finished", "stopped"):
-            tell(f"run {args.log} {how}: it didn't fail")
-    print(json.dumps(explained.as_json(), indent=1) if args.json else "\n".join(explained.lines))
+        how = runs.outcome(args.log)
+    lines = explained.lines
+    if how in ("finished", "stopped") and not (explained.signs or explained.suspects):
+        lines = [f"run {args.log} {how}: it didn't fail"]
+    print(json.dumps(explained.as_json(), indent=1) if args.json else "\n".join(lines))
     return 0 if explained.signs else 1
 
 
@@ -340,7 +342,8 @@ def runs(args: Namespace) -> int:
     from dataclasses import asdict
 
     from launcher.runs.follow import find
-    from launcher.runs.records.runs import known
+    from launcher.runs.follow.live import tell
+    from launcher.runs.records.runs import UNKNOWN, known
 
     if args.action:
         return call_action(args)
@@ -355,6 +358,9 @@ def runs(args: Namespace) -> int:
         print("".join(f"{run.run}\n" for run in found), end="")
     else:
         print(table([KEPT, *map(_row, found)]), end="")
+        unseen = {run.run for run in found if run.state == UNKNOWN} & {job.run for _, job in jobs}
+        for run in sorted(unseen):
+            tell(f"run {run} ended with nobody following it; how: launcher attach {run}")
     return _tell_silent(silent)
 
 

@@ -353,7 +353,19 @@ def test_a_run_that_finished_is_explained_as_one(
     """It was said to have no known cause, as if it had failed."""
     (kept / IDS[1] / record.LOG).write_text("as it was\n")
     assert main(["explain", IDS[1]]) == 1
-    assert f"run {IDS[1]} finished: it didn't fail" in capfd.readouterr().err
+    assert capfd.readouterr().out == f"run {IDS[1]} finished: it didn't fail\n"
+
+
+def test_a_run_that_nobody_followed_is_listed_with_what_shows_its_end(
+    kept: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """It was unknown, with nothing to do about it, though ps knew the exit code."""
+    known = [(None, job(run, ExitStatus(137), "exited")) for run in IDS[1:]]
+    monkeypatch.setattr("launcher.runs.follow.find.everywhere", lambda: (known, []))
+    assert main(["runs"]) == 0
+    assert [line for line in capfd.readouterr().err.splitlines() if "attach" in line] == [
+        f"launcher: run {IDS[3]} ended with nobody following it; how: launcher attach {IDS[3]}"
+    ]
 
 
 def test_a_log_that_is_kept_is_read_though_no_engine_answers(
