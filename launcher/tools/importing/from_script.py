@@ -47,6 +47,11 @@ def import_script(
     if len(text) > LONGEST:
         raise UsageError(f"{name}: more than {LONGEST} characters: this is no training script")
     whole, cwd, given = path.resolve(), Path.cwd(), dict(given or {})
+    if whole.parent == Path("/"):
+        raise UsageError(
+            f"{name}: lies in /, and what lies beside a script is shown to it",
+            "Copy it into a folder of its own.",
+        )
     if path.suffix in SUFFIXES:
         manifest = as_script(text, name)
         text, nodes = manifest.text, nodes or manifest.nodes

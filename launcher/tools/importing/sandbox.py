@@ -20,6 +20,7 @@ from pathlib import Path
 
 from launcher.base import files
 from launcher.base.errors import LauncherError, UsageError
+from launcher.tools.importing import seccomp
 
 STANDIN = Path(__file__).parent / "standin"
 FILES = ("driver", "standin", "prelude.sh")
@@ -81,20 +82,29 @@ class Bubblewrap:
         """Why it can't be used here, "" where it can."""
         if not shutil.which(self.program):
             return "bubblewrap isn't installed"
-        done = subprocess.run(
-            [*self._walls(), "/bin/bash", "-c", "type timeout tar"],
-            env={"PATH": "/usr/bin:/bin"},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        if os.uname().machine not in seccomp.NUMBERS:
+            return f"no seccomp filter for {os.uname().machine}"
+        with _open_bytes(seccomp.program()) as rules:
+            done = subprocess.run(
+                [*self._walls(), "--seccomp", str(rules), "/bin/bash", "-c", "type timeout tar"],
+                env={"PATH": "/usr/bin:/bin"},
+                capture_output=True,
+                text=True,
+                check=False,
+                pass_fds=(rules,),
+            )
         return done.stderr.strip()[:200] if done.returncode else ""
 
     def run(self, call: ScriptCall, env: Mapping[str, str]) -> Outcome:
         """The outcome of the call; nothing outside the sandbox is changed."""
-        with _open_bytes(call.text.encode()) as text, _standins() as place:
+        with (
+            _open_bytes(call.text.encode()) as text,
+            _open_bytes(seccomp.program()) as rules,
+            _standins() as place,
+        ):
             folder, path = str(call.folder), str(call.path)
             argv = [*self._walls(), "--ro-bind", folder, "/run/beside"]
+            argv += ["--seccomp", str(rules)]
             argv += ["--ro-bind-data", str(text), f"{INSIDE}/script"]
             for name in FILES:
                 argv += ["--ro-bind", str(place / name), f"{INSIDE}/{name}"]
@@ -107,7 +117,7 @@ class Bubblewrap:
                 "STANDIN_RECORDS": "/run/records",
                 "PATH": "/usr/local/bin:/usr/bin:/bin",
             }
-            return _bounded(argv, {**env, **places}, keep=(text,))
+            return _bounded(argv, {**env, **places}, keep=(text, rules))
 
     def _walls(self) -> list[str]:
         argv = [self.program, "--unshare-all", "--unshare-user", "--uid", "1000", "--gid", "1000"]
@@ -227,9 +237,11 @@ class Container:
             "--interactive",
             "--network",
             "none",
+            "--log-driver",
+            "none",
             "--read-only",
         ]
-        user = f"{os.getuid()}:{os.getgid()}" if os.getuid() else "1000:1000"
+        user = f"{os.getuid()}:{os.getgid()}" if os.getuid() else "65534:65534"
         argv += ["--user", user, "--cap-drop", "ALL", "--security-opt", "no-new-privileges"]
         argv += ["--memory", str(MEMORY), "--pids-limit", str(PROCESSES), "--pull", "never"]
         owner = "uid={},gid={}".format(*user.split(":"))
@@ -244,7 +256,11 @@ class Container:
             name: os.environ[name] for name in ("PATH", "HOME", "DOCKER_HOST") if name in os.environ
         }
         with _open_bytes(_packed(call.text)) as archive:
-            return _bounded([*argv, *call.arguments], outer, stdin=archive)
+            done = _bounded([*argv, *call.arguments], outer, stdin=archive)
+        if done.stopped:  # the client's end isn't the container's
+            removed = ["docker", "rm", "--force", name]
+            subprocess.run(removed, env=outer, capture_output=True, check=False)
+        return done
 
 
 def _packed(text: str) -> bytes:

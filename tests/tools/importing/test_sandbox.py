@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import time
 from pathlib import Path
 
@@ -89,6 +90,34 @@ def test_a_sandbox_has_no_network_no_environment_and_no_other_files(
     done = import_script(script, script.read_text(), IMAGES, box)
     assert "num_layers: 2\n" in done.text
     assert "seed" not in done.text
+
+
+def test_a_socket_beside_a_script_cant_be_reached(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """tmux's or an engine's takes orders also where its folder is read-only: it leads outside."""
+    box = sandbox_here()
+    monkeypatch.chdir(tmp_path)
+    script = tmp_path / "train.sh"
+    connect = "import socket; s = socket.socket(socket.AF_UNIX); s.connect('/run/beside/s')"
+    script.write_text(
+        f'A=$(/usr/bin/python3 -c "{connect}" 2>&1 | tail -n 1)\n'
+        'torchrun pretrain_gpt.py --num-layers 2 --save "$A"\n'
+    )
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind("s")  # its whole path may be too long
+        listening.listen(1)
+        listening.settimeout(0)
+        done = import_script(script, script.read_text(), IMAGES, box)
+        with pytest.raises(BlockingIOError):
+            listening.accept()
+    assert "Operation not permitted" in done.text
+
+
+def test_a_script_in_the_root_folder_is_refused() -> None:
+    """All of the machine would lie beside it."""
+    with pytest.raises(UsageError, match="lies in /"):
+        import_script(Path("/train.sh"), LAST, IMAGES, sandbox.Trusted())
 
 
 def test_where_there_is_no_sandbox_a_script_is_refused(
