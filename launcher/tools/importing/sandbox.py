@@ -255,12 +255,12 @@ class Container:
         outer = {
             name: os.environ[name] for name in ("PATH", "HOME", "DOCKER_HOST") if name in os.environ
         }
-        with _open_bytes(_packed(call.text)) as archive:
-            done = _bounded([*argv, *call.arguments], outer, stdin=archive)
-        if done.stopped:  # the client's end isn't the container's
+        try:
+            with _open_bytes(_packed(call.text)) as archive:
+                return _bounded([*argv, *call.arguments], outer, stdin=archive)
+        finally:  # the client's end isn't the container's
             removed = ["docker", "rm", "--force", name]
             subprocess.run(removed, env=outer, capture_output=True, check=False)
-        return done
 
 
 def _packed(text: str) -> bytes:
@@ -324,13 +324,15 @@ def _bounded(
         assert process.stdout
         got, stopped = bytearray(), ""
         end = time.monotonic() + SECONDS + beside
-        while not (stopped := _over(process.pid, end, len(got))):
-            if select.select([process.stdout], [], [], 0.05)[0]:
-                part = os.read(process.stdout.fileno(), 2**16)
-                if not part:
-                    break
-                got += part
-        _end(process)
+        try:
+            while not (stopped := _over(process.pid, end, len(got))):
+                if select.select([process.stdout], [], [], 0.05)[0]:
+                    part = os.read(process.stdout.fileno(), 2**16)
+                    if not part:
+                        break
+                    got += part
+        finally:
+            _end(process)
     written = _files(bytes(got)) if not stopped else {}
     if written.get("code", b"").strip() in (b"124", b"137"):
         stopped = f"it didn't end in {SECONDS} seconds"

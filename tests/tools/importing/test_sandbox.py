@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from launcher.base.errors import UsageError
-from launcher.tools.importing import sandbox
+from launcher.tools.importing import from_script, sandbox
 from launcher.tools.importing.from_script import import_script
 from tests.tools.importing.conftest import IMAGES, sandbox_here
 
@@ -112,6 +112,54 @@ def test_a_socket_beside_a_script_cant_be_reached(
         with pytest.raises(BlockingIOError):
             listening.accept()
     assert "Operation not permitted" in done.text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "\n" * (2**18 - 100) + LAST,
+        "a(){\n" * 50000 + LAST,
+        "torchrun pretrain_gpt.py --num-layers 2 $(/usr/bin/seq 120000)",
+    ],
+)
+def test_a_script_that_is_long_to_read_is_given_up(
+    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Regular expressions and comparisons would take hours of what bash does at once."""
+    monkeypatch.setattr(from_script, "MOST_SECONDS", 3)
+    monkeypatch.chdir(tmp_path)
+    begun = time.monotonic()
+    with pytest.raises(UsageError, match="it can't be read within 3 seconds"):
+        import_script(tmp_path / "train.sh", text, IMAGES, sandbox_here())
+    assert time.monotonic() - begun < 60
+
+
+def test_what_a_script_starts_has_bounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A list of words takes far more memory than their bytes."""
+    monkeypatch.chdir(tmp_path)
+    text = f"for i in 1 2 3 4; do torchrun x.py $(/usr/bin/seq 90000); done\n{LAST}"
+    with pytest.raises(UsageError, match="over 300000 words"):
+        import_script(tmp_path / "train.sh", text, IMAGES, sandbox_here())
+
+
+def test_a_script_may_write_among_the_records(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A name such as ² or 007 was taken for a number, and ended the import."""
+    monkeypatch.chdir(tmp_path)
+    text = f"echo > $STANDIN_RECORDS/²; echo > $STANDIN_RECORDS/007\n{LAST}"
+    done = import_script(tmp_path / "train.sh", text, IMAGES, sandbox_here())
+    assert "num_layers: 2\n" in done.text
+
+
+def test_scripts_that_it_names_may_be_out_of_reach(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A name that is too long for a file, or one that mayn't be read, ended the import."""
+    monkeypatch.chdir(tmp_path)
+    text = f"# {'a' * 300}.sh\n{LAST}"
+    (tmp_path / "train.sh").write_text(text)
+    assert import_script(tmp_path / "train.sh", text, IMAGES, sandbox_here()).text
 
 
 def test_a_script_in_the_root_folder_is_refused() -> None:
