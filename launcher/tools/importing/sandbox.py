@@ -136,7 +136,7 @@ class Bubblewrap:
 
 
 class Trusted:
-    """Runs scripts on this machine with the stand-ins alone: what bash itself writes is written."""
+    """Runs scripts on this machine with the stand-ins alone: what has none is run as it stands."""
 
     def unsupported(self) -> str:
         """ "" always."""
@@ -181,7 +181,7 @@ def find_sandbox(*, trust: bool = False) -> Bubblewrap | Trusted | Container:
         reasons.append(why)
     raise UsageError(
         f"a script is run in a sandbox, and there is none: {'; '.join(dict.fromkeys(reasons))}",
-        "Install bubblewrap, or run it with --trust: what bash itself writes is then written.",
+        "Install bubblewrap, or read the script and use --trust: what has no stand-in is then run.",
     )
 
 

@@ -186,7 +186,30 @@ def test_with_trust_the_stand_ins_alone_are_between(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "canary").write_text("kept")
     script = tmp_path / "train.sh"
-    script.write_text("rm -rf canary; mkdir new; cp canary b\nX=<x>\nsrun torchrun a.py --seed 1\n")
+    script.write_text(
+        "rm -rf canary; mkdir new; cp canary b\nX=<x>\n"
+        r"find . -name canary -exec rm {} \;; find . -name canary -delete" + "\n"
+        "sed -i s/kept/changed/ canary; sed -ne p -i canary\n"
+        "python3 -c 'import os; os.system(\"rm canary\")'\n"
+        "cd /nowhere/of/it; echo changed > canary; cd ../it && /bin/rm -f canary; cd -\n"
+        "srun torchrun a.py --seed 1\n"
+    )
     done = import_script(script, script.read_text(), IMAGES, sandbox.find_sandbox(trust=True))
     assert "seed: 1" in done.text
     assert sorted(one.name for one in tmp_path.iterdir()) == ["canary", "train.sh"]
+    assert (tmp_path / "canary").read_text() == "kept"
+    assert not Path("/nowhere").exists()
+
+
+def test_what_a_script_does_with_files_it_finds_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Copying was passed over, and a test of the file decided wrongly, without a word."""
+    monkeypatch.chdir(tmp_path)
+    text = (
+        "touch a; cp a b; mv b c; ln -s c d; echo 1 | tee e > f; rm a\n"
+        "[ -f c ] && [ -L d ] && [ -s e ] && [ ! -e a ] && [ ! -e b ] && L=2 || L=1\n"
+        "torchrun pretrain_gpt.py --num-layers $L\n"
+    )
+    done = import_script(tmp_path / "train.sh", text, IMAGES, sandbox_here())
+    assert "num_layers: 2\n" in done.text
