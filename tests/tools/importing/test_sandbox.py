@@ -134,6 +134,17 @@ def test_a_script_that_is_long_to_read_is_given_up(
     assert time.monotonic() - begun < 60
 
 
+def test_files_in_memory_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """bubblewrap before 0.8 bounds them by half of the machine's memory alone."""
+    monkeypatch.setattr(sandbox, "DISK", 2**30)
+    monkeypatch.setattr(sandbox, "MEMORY", 150_000_000)
+    monkeypatch.chdir(tmp_path)
+    write = "for i in {1..9}; do /usr/bin/head -c 30000000 /dev/zero > /tmp/$i; done"
+    text = f"{LAST}{write}; read -t 5 < <(/usr/bin/sleep 5)\n"
+    with pytest.raises(UsageError, match="bytes of memory"):
+        import_script(tmp_path / "train.sh", text, IMAGES, sandbox_here())
+
+
 def test_what_a_script_starts_has_bounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A list of words takes far more memory than their bytes."""
     monkeypatch.chdir(tmp_path)
