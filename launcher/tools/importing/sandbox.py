@@ -132,7 +132,9 @@ class Bubblewrap:
             linked = os.path.islink(path)
             argv += ["--symlink", os.readlink(path), path] if linked else ["--ro-bind", path, path]
         argv += ["--dir", "/tmp"]  # noqa: S108 - the sandbox's own
-        return [*argv, "--proc", "/proc", "--dev", "/dev", "--remount-ro", "/dev"]
+        # To the kernel root is root here, too: all of /proc/sys would be its to write.
+        argv += ["--proc", "/proc", "--remount-ro", "/proc"]
+        return [*argv, "--dev", "/dev", "--remount-ro", "/dev"]
 
 
 class Trusted:

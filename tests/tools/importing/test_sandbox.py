@@ -27,6 +27,12 @@ def tree(folder: Path) -> dict[str, tuple[int, bytes]]:
     }
 
 
+def machine() -> tuple[object, ...]:
+    """What root may change of a machine without a file of its own."""
+    modes = [os.stat(path).st_mode for path in ("/dev/null", "/dev/zero")]
+    return os.uname().nodename, Path("/proc/sys/kernel/core_pattern").read_text(), modes
+
+
 @pytest.mark.parametrize("line", HOSTILE, ids=[f"line{n}" for n in range(1, len(HOSTILE) + 1)])
 def test_a_hostile_script_changes_nothing_and_ends(
     line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -40,7 +46,7 @@ def test_a_hostile_script_changes_nothing_and_ends(
     script = folder / "train.sh"
     script.write_text(f"#!/bin/bash\nHERE={folder}\n{line}\n{LAST}")
     monkeypatch.chdir(folder)
-    before, name = tree(tmp_path), os.uname().nodename
+    before, name = tree(tmp_path), machine()
     begun = time.monotonic()
     try:
         done = import_script(script, script.read_text(), IMAGES, box)
@@ -50,7 +56,7 @@ def test_a_hostile_script_changes_nothing_and_ends(
         assert "pretrain_gpt.py" in done.text or done.told
     assert time.monotonic() - begun < 60
     assert tree(tmp_path) == before
-    assert os.uname().nodename == name
+    assert machine() == name
     end = time.monotonic() + 10  # the kernel ends what was below a sandbox by and by
     while left := {*running(str(folder))} - {os.getpid()}:
         assert time.monotonic() < end, left
