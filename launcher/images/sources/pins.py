@@ -10,7 +10,7 @@ from launcher.base.errors import BuildError, EngineError
 from launcher.base.names import LABEL
 from launcher.base.reference import parse_reference
 from launcher.base.screen import Progress
-from launcher.base.settings import Settings
+from launcher.base.settings import Settings, settings
 from launcher.images.matrix.locked import LockedImage
 from launcher.images.matrix.schema import AMD64
 from launcher.images.oci import registry
@@ -26,7 +26,7 @@ from launcher.images.oci.pull import describe_pull_failure, follow, registry_err
 if TYPE_CHECKING:
     from docker import DockerClient
 
-ASK_WITHIN = 30  # seconds, for an engine that asks a registry
+ASK_WITHIN = 30  # seconds at least, for an engine that asks a registry
 
 
 @dataclass(frozen=True)
@@ -210,7 +210,7 @@ def digest_at(client: DockerClient, reference: str, platform: str) -> str:
     Raises EngineError where it has none for the platform, too.
     """
     try:
-        with answer_within(client, ASK_WITHIN):
+        with answer_within(client, max(ASK_WITHIN, settings().answer_within)):
             return str(client.api.inspect_distribution(reference)["Descriptor"]["digest"])
     except engine_errors() as error:
         try:

@@ -25,6 +25,7 @@ from launcher.images.oci.layout import sha256
 from launcher.images.oci.pull import PullCause, classify, describe_pull_failure, unpullable
 from launcher.images.oci.registry import PLATFORM, address_of, resolve
 from launcher.images.oci.repository import tags
+from launcher.images.sources.pins import digest_at
 from tests.images.oci import fake_registry
 from tests.images.oci.fake_registry import LIST, MANIFEST, OCI_INDEX, OCI_MANIFEST, Fake
 
@@ -288,6 +289,23 @@ def test_unpullable_asks_briefly_and_restores_the_timeout() -> None:
     assert client.api.timeout == 60
     client.api.inspect_distribution = lambda reference: {}
     assert unpullable(client, "debian:12") is None
+
+
+def test_an_engine_has_the_seconds_of_the_settings_to_ask_a_registry(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A slow registry was given up after 30 s, whatever `answer_within` said."""
+    seen = []
+
+    def digest(reference: str) -> dict[str, dict[str, str]]:
+        seen.append(client.api.timeout)
+        return {"Descriptor": {"digest": "sha256:1"}}
+
+    client: Any = SimpleNamespace(api=SimpleNamespace(timeout=10, inspect_distribution=digest))
+    for seconds in ("5", "90"):
+        monkeypatch.setenv("LAUNCHER_ANSWER_WITHIN", seconds)
+        assert digest_at(client, "debian:12", "linux/amd64") == "sha256:1"
+    assert seen == [30, 90]
 
 
 def holding(**members: tuple[bytes, bytes]) -> Any:
