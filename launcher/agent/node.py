@@ -40,13 +40,16 @@ class Files:
         return any(os.path.exists(self.path(name)) for name in names)
 
     def question(self) -> str:
-        """A question that this node hasn't answered; "" where there is none."""
+        """A question that this node hasn't answered; "" where there is none.
+
+        It is a number, which is a part of the answer's path: ranks may write here, too.
+        """
         try:
             with open(self.path("ask")) as file:
-                asked = file.read().strip()
-        except OSError:
+                asked = file.read(30).strip()
+        except (OSError, ValueError):
             return ""
-        if asked == self.answered:
+        if asked == self.answered or not asked.isdigit():
             return ""
         self.answered = asked
         return asked

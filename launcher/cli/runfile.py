@@ -26,7 +26,7 @@ TAG = argument("--tag", "the image where the script names none (default: 24.10)"
     argument("--start", "which of several starts, from 1", "N", type=int),
     argument("--nodes", "the nodes that it is answered where it asks", "N", type=int),
     argument("--gpus", "the GPUs of each node, likewise", "N", type=int),
-    argument("--trust", "no sandbox: the stand-ins alone", action="store_true"),
+    argument("--trust", "no sandbox: what has no stand-in is run", action="store_true"),
     usage="%(prog)s SCRIPT [NAME=VALUE ...] [options] [-- ARGS ...]",
     epilog="What stands after -- is taken for the script's own arguments, $1 and on.",
 )

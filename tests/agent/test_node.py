@@ -80,6 +80,14 @@ def test_a_question_is_answered_once_by_a_report(tmp_path: Path) -> None:
     assert agent.wait(20) == 7
 
 
+@pytest.mark.parametrize("asked", [b"../../x", b"\xff\n", b"", b"1" * 1000])
+def test_what_is_no_question_is_passed_over(tmp_path: Path, asked: bytes) -> None:
+    """A question becomes part of a path, and text that can't be read ended the run's watching."""
+    (tmp_path / "ask").write_bytes(asked)
+    question = node.Files(str(tmp_path), "0", "1").question()
+    assert re.fullmatch(r"\d{0,30}", question)
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

@@ -338,10 +338,13 @@ def joined_reports(reports: Sequence[Mapping[str, bytes]]) -> dict[str, bytes]:
 
 
 def unpacked(archive: bytes) -> dict[str, bytes]:
-    """The regular files of a tar by their names without folders; {} of what is none."""
+    """The regular files of a tar by their names without folders; {} of what is none.
+
+    What is compressed, or has holes, may be far larger than it looks, and isn't read.
+    """
     try:
-        with tarfile.open(fileobj=io.BytesIO(archive)) as entries:
-            regular = [entry for entry in entries if entry.isreg()]
+        with tarfile.open(fileobj=io.BytesIO(archive), mode="r:") as entries:
+            regular = [entry for entry in entries if entry.isreg() and not entry.issparse()]
             opened = ((entry.name, entries.extractfile(entry)) for entry in regular)
             return {name.rpartition("/")[2]: file.read() for name, file in opened if file}
     except tarfile.TarError:

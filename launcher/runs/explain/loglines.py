@@ -42,7 +42,7 @@ RANK = re.compile(r"\[(?:rank|default)?(\d+)\]:|\b[Rr]ank[ =:](\d+)\b|^ *(\d+): 
 NODE = re.compile(r"^(node-\d+) \| |^([A-Za-z][\w.-]*):\d+:\d+ \[\d+\]|\bON (\S+) CANCELLED\b")
 TIME = re.compile(r"\b(?:\d{4}-\d\d-\d\d[T ])?\d\d:\d\d:\d\d(?:[.,]\d+)?\b")
 
-OLD_WARNING = re.compile(r"((?:^|[ \w/])\w+\.(?:cc|cu|h):\d+) WARN ")
+OLD_WARNING = re.compile(r"(\b\w+\.(?:cc|cu|h):\d+) WARN ")
 LAST_ERROR = "Last error:"
 WARNS = "NCCL WARN "
 """NCCL's warning; torch repeats the last one, whatever NCCL_DEBUG is, in a line of its own."""

@@ -11,7 +11,9 @@ from collections.abc import Iterable, Iterator
 
 from launcher.runs.explain.loglines import Words, parse
 
-LONGEST_LINE = 1 << 16
+LONGEST_LINE = 1 << 13
+"""Bytes of a line that are looked at: some expressions take time by the square of its length."""
+
 PIECE = 1 << 21
 """Bytes of a log that are looked at together."""
 
@@ -43,7 +45,7 @@ ABOUT = {
     "torch": rb"(?:PyTorch Version|\btorch(?: version)?) ?[:=]{0,2} ?(\d\.\d+[\w.+]*)",
     "NCCL": rb"NCCL version (\d+\.\d+[\w.+]*)",
     "GPU": rb"\b((?:NVIDIA|Tesla|GeForce)[ -](?:[A-Z]{1,3}\d{1,4}|GeForce|RTX)[\w -]{0,24})",
-    "layout": rb"(using world size: .*)",
+    "layout": rb"(using world size: .{,500})",
     "world size": rb"\bworld_size \.{2,} (\d+)",
     "TP": rb"\btensor_model_parallel_size \.{2,} (\d+)",
     "PP": rb"\bpipeline_model_parallel_size \.{2,} (\d+)",

@@ -49,6 +49,17 @@ UNITS = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k"))
 NOTHING: tuple[object, ...] = (None, "", [], (), {})
 """Values that are left out."""
 
+FOREIGN = (
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    OSError,
+    RecursionError,
+    TypeError,
+    ValueError,
+)
+"""What a record raises that another program, or another version, has written."""
+
 STAMPED = (".", record.ENDINGS, record.METRICS)
 """The files whose time and size are compared; replacing another file changes the folder's time."""
 
@@ -93,7 +104,7 @@ def _text(run: str, folder: str, alive: Mapping[str, str], wanted: runs.Filter |
         return b""
     try:
         card = _card(kept, folder, alive, wanted)
-    except (AttributeError, KeyError, OSError, TypeError, ValueError, ZeroDivisionError) as error:
+    except FOREIGN as error:
         why = f"its record can't be read: {type(error).__name__}: {error}"
         card = {"run": run, "name": kept.name, "created": kept.created, "state": runs.UNKNOWN}
         card["why"] = [why]
@@ -187,7 +198,8 @@ def _files(folder: str) -> list[str]:
     names = [name for name in os.listdir(folder) if name.startswith(READ) or name.endswith(JSON)]
     for name in [name for name in names if name.startswith(FOLDERS)]:
         names.remove(name)
-        names += (f"{name}/{inner.name}" for inner in Path(folder, name).glob("*"))
+        if not Path(folder, name).is_symlink():
+            names += (f"{name}/{inner.name}" for inner in Path(folder, name).glob("*"))
     return sorted(names)
 
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+import signal
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from launcher.base.errors import UsageError
@@ -17,6 +20,8 @@ from launcher.tools.importing.starters import Around, batch_lines, variables
 BATCH = re.compile(r"^#(SBATCH|PBS|BSUB)\b", re.MULTILINE)
 LONGEST = 2**18
 """Characters that a script may have, far more than one that a person wrote."""
+MOST_SECONDS = 120
+"""For all runs of a script, and for reading what they gave."""
 
 
 def import_script(
@@ -47,27 +52,52 @@ def import_script(
     if len(text) > LONGEST:
         raise UsageError(f"{name}: more than {LONGEST} characters: this is no training script")
     whole, cwd, given = path.resolve(), Path.cwd(), dict(given or {})
-    if path.suffix in SUFFIXES:
-        manifest = as_script(text, name)
-        text, nodes = manifest.text, nodes or manifest.nodes
-        given = {**manifest.variables, **given}
-    called = _called(text, whole.parent, cwd)
-    batch = next((one for one in (text, *called) if BATCH.search(one)), text)
-    asked = batch_lines(batch)
-    if nodes:
-        asked.counts["nodes"] = Word(str(nodes), 1)
-    if path.suffix in SUFFIXES:  # an operator tells torchrun, by PET_NNODES
-        asked.counts["operator"] = Word(str(nodes), 1)
-    call = ScriptCall(text, whole, cwd, _beside(whole), arguments, "\n".join(called))
-    recording = Recorder(call, machine(batch, asked, nodes, gpus), given, sandbox).record()
-    return imported(
-        recording,
-        asked,
-        name,
-        images,
-        number=number,
-        exists=lambda one: Path(cwd, Path(one).expanduser()).is_file(),
-    )
+    if whole.parent == Path("/"):
+        raise UsageError(
+            f"{name}: lies in /, and what lies beside a script is shown to it",
+            "Copy it into a folder of its own.",
+        )
+    with _time_limit(name):
+        if path.suffix in SUFFIXES:
+            manifest = as_script(text, name)
+            text, nodes = manifest.text, nodes or manifest.nodes
+            given = {**manifest.variables, **given}
+        called = _called(text, whole.parent, cwd)
+        batch = next((one for one in (text, *called) if BATCH.search(one)), text)
+        asked = batch_lines(batch)
+        if nodes:
+            asked.counts["nodes"] = Word(str(nodes), 1)
+        if path.suffix in SUFFIXES:  # an operator tells torchrun, by PET_NNODES
+            asked.counts["operator"] = Word(str(nodes), 1)
+        call = ScriptCall(text, whole, cwd, _beside(whole), arguments, "\n".join(called))
+        recording = Recorder(call, machine(batch, asked, nodes, gpus), given, sandbox).record()
+        return imported(
+            recording,
+            asked,
+            name,
+            images,
+            number=number,
+            exists=lambda one: Path(cwd, Path(one).expanduser()).is_file(),
+        )
+
+
+@contextmanager
+def _time_limit(name: str) -> Iterator[None]:
+    """Raise UsageError after MOST_SECONDS, also within a regular expression; on the main thread."""
+
+    def late(*_: object) -> None:
+        raise UsageError(f"{name}: it can't be read within {MOST_SECONDS} seconds")
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGALRM, late)
+    signal.setitimer(signal.ITIMER_REAL, MOST_SECONDS)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def machine(text: str, asked: Around, nodes: int | None, gpus: int | None) -> Machine:
@@ -82,12 +112,15 @@ def machine(text: str, asked: Around, nodes: int | None, gpus: int | None) -> Ma
 
 
 def _called(text: str, *folders: Path) -> list[str]:
-    """The texts of the scripts in the folders that the text names."""
-    found = dict[Path, str]()
-    for name in re.findall(r"[\w./-]+\.(?:sh|sbatch|slurm|env)\b", text):
-        for path in (folder / name.lstrip("/") for folder in folders):
-            if path not in found and path.is_file() and path.stat().st_size <= LONGEST:
-                found[path] = path.read_text(encoding="utf-8", errors="replace")
+    """The texts of the scripts in the folders that the text names, as far as they can be read."""
+    found, size = dict[Path, str](), 0
+    for name in dict.fromkeys(re.findall(r"(?<![\w./-])[\w./-]+\.(?:sh|sbatch|slurm|env)\b", text)):
+        for path in (Path(folder / name.lstrip("/")).resolve() for folder in folders):
+            with suppress(OSError):  # one that may not be read, or a name that is too long
+                if path not in found and path.is_file():
+                    size += path.stat().st_size
+                    if size <= LONGEST:
+                        found[path] = path.read_text(encoding="utf-8", errors="replace")
     return list(found.values())
 
 

@@ -41,6 +41,9 @@ COUNTED = re.compile(r"\$\{(WORLD_SIZE|\w*NNODES|\w*NUM_NODES|\w*GPUS?\w*|\w*NPR
 """Counts that are set from outside, with what a script takes where they aren't."""
 MOST_RUNS = 12
 MOST_NAMES = 16
+MOST_RECORDS = 1000
+MOST_WORDS = 300_000
+"""Of all that a script starts, with each command's environment."""
 PER_JOB = (
     "SLURM_JOB_ID SLURM_JOBID SLURM_JOB_NAME SLURM_JOB_USER SLURM_SUBMIT_DIR SLURM_ARRAY_TASK_ID "
     "SLURM_JOB_PARTITION SLURM_JOB_ACCOUNT PBS_JOBID PBS_O_WORKDIR PBS_JOBNAME LSB_JOBID JOB_ID"
@@ -232,8 +235,10 @@ class Recorder:
         sent = self._environment(world)
         own = [n for n in self.names if not re.search(rf"export\b[^\n]*\b{n}\b", self.call.text)]
         commands = []
-        for number in sorted(int(name) for name in outcome.files if name.isdigit()):
-            command = read_command(outcome.files[str(number)], sent, own)
+        if sum(data.count(0) for data in outcome.files.values()) > MOST_WORDS:
+            raise UsageError(f"{self.call.path}: what it starts has over {MOST_WORDS} words")
+        for number in range(MOST_RECORDS):  # the script may have put files of its own there
+            command = read_command(outcome.files.get(str(number), b""), sent, own)
             if command:
                 commands.append(command)
         trace = read_trace(outcome.files.get("trace", b"").decode(errors="replace"))

@@ -20,6 +20,7 @@ from pathlib import Path
 
 from launcher.base import files
 from launcher.base.errors import LauncherError, UsageError
+from launcher.tools.importing import seccomp
 
 STANDIN = Path(__file__).parent / "standin"
 FILES = ("driver", "standin", "prelude.sh")
@@ -81,20 +82,29 @@ class Bubblewrap:
         """Why it can't be used here, "" where it can."""
         if not shutil.which(self.program):
             return "bubblewrap isn't installed"
-        done = subprocess.run(
-            [*self._walls(), "/bin/bash", "-c", "type timeout tar"],
-            env={"PATH": "/usr/bin:/bin"},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        if os.uname().machine not in seccomp.NUMBERS:
+            return f"no seccomp filter for {os.uname().machine}"
+        with _open_bytes(seccomp.program()) as rules:
+            done = subprocess.run(
+                [*self._walls(), "--seccomp", str(rules), "/bin/bash", "-c", "type timeout tar"],
+                env={"PATH": "/usr/bin:/bin"},
+                capture_output=True,
+                text=True,
+                check=False,
+                pass_fds=(rules,),
+            )
         return done.stderr.strip()[:200] if done.returncode else ""
 
     def run(self, call: ScriptCall, env: Mapping[str, str]) -> Outcome:
         """The outcome of the call; nothing outside the sandbox is changed."""
-        with _open_bytes(call.text.encode()) as text, _standins() as place:
+        with (
+            _open_bytes(call.text.encode()) as text,
+            _open_bytes(seccomp.program()) as rules,
+            _standins() as place,
+        ):
             folder, path = str(call.folder), str(call.path)
             argv = [*self._walls(), "--ro-bind", folder, "/run/beside"]
+            argv += ["--seccomp", str(rules)]
             argv += ["--ro-bind-data", str(text), f"{INSIDE}/script"]
             for name in FILES:
                 argv += ["--ro-bind", str(place / name), f"{INSIDE}/{name}"]
@@ -107,7 +117,7 @@ class Bubblewrap:
                 "STANDIN_RECORDS": "/run/records",
                 "PATH": "/usr/local/bin:/usr/bin:/bin",
             }
-            return _bounded(argv, {**env, **places}, keep=(text,))
+            return _bounded(argv, {**env, **places}, keep=(text, rules))
 
     def _walls(self) -> list[str]:
         argv = [self.program, "--unshare-all", "--unshare-user", "--uid", "1000", "--gid", "1000"]
@@ -122,11 +132,13 @@ class Bubblewrap:
             linked = os.path.islink(path)
             argv += ["--symlink", os.readlink(path), path] if linked else ["--ro-bind", path, path]
         argv += ["--dir", "/tmp"]  # noqa: S108 - the sandbox's own
-        return [*argv, "--proc", "/proc", "--dev", "/dev", "--remount-ro", "/dev"]
+        # To the kernel root is root here, too: all of /proc/sys would be its to write.
+        argv += ["--proc", "/proc", "--remount-ro", "/proc"]
+        return [*argv, "--dev", "/dev", "--remount-ro", "/dev"]
 
 
 class Trusted:
-    """Runs scripts on this machine with the stand-ins alone: what bash itself writes is written."""
+    """Runs scripts on this machine with the stand-ins alone: what has none is run as it stands."""
 
     def unsupported(self) -> str:
         """ "" always."""
@@ -171,7 +183,7 @@ def find_sandbox(*, trust: bool = False) -> Bubblewrap | Trusted | Container:
         reasons.append(why)
     raise UsageError(
         f"a script is run in a sandbox, and there is none: {'; '.join(dict.fromkeys(reasons))}",
-        "Install bubblewrap, or run it with --trust: what bash itself writes is then written.",
+        "Install bubblewrap, or read the script and use --trust: what has no stand-in is then run.",
     )
 
 
@@ -227,9 +239,11 @@ class Container:
             "--interactive",
             "--network",
             "none",
+            "--log-driver",
+            "none",
             "--read-only",
         ]
-        user = f"{os.getuid()}:{os.getgid()}" if os.getuid() else "1000:1000"
+        user = f"{os.getuid()}:{os.getgid()}" if os.getuid() else "65534:65534"
         argv += ["--user", user, "--cap-drop", "ALL", "--security-opt", "no-new-privileges"]
         argv += ["--memory", str(MEMORY), "--pids-limit", str(PROCESSES), "--pull", "never"]
         owner = "uid={},gid={}".format(*user.split(":"))
@@ -243,8 +257,12 @@ class Container:
         outer = {
             name: os.environ[name] for name in ("PATH", "HOME", "DOCKER_HOST") if name in os.environ
         }
-        with _open_bytes(_packed(call.text)) as archive:
-            return _bounded([*argv, *call.arguments], outer, stdin=archive)
+        try:
+            with _open_bytes(_packed(call.text)) as archive:
+                return _bounded([*argv, *call.arguments], outer, stdin=archive)
+        finally:  # the client's end isn't the container's
+            removed = ["docker", "rm", "--force", name]
+            subprocess.run(removed, env=outer, capture_output=True, check=False)
 
 
 def _packed(text: str) -> bytes:
@@ -308,13 +326,15 @@ def _bounded(
         assert process.stdout
         got, stopped = bytearray(), ""
         end = time.monotonic() + SECONDS + beside
-        while not (stopped := _over(process.pid, end, len(got))):
-            if select.select([process.stdout], [], [], 0.05)[0]:
-                part = os.read(process.stdout.fileno(), 2**16)
-                if not part:
-                    break
-                got += part
-        _end(process)
+        try:
+            while not (stopped := _over(process.pid, end, len(got))):
+                if select.select([process.stdout], [], [], 0.05)[0]:
+                    part = os.read(process.stdout.fileno(), 2**16)
+                    if not part:
+                        break
+                    got += part
+        finally:
+            _end(process)
     written = _files(bytes(got)) if not stopped else {}
     if written.get("code", b"").strip() in (b"124", b"137"):
         stopped = f"it didn't end in {SECONDS} seconds"
@@ -342,7 +362,7 @@ def _over(pid: int, end: float, output: int) -> str:
         return f"it printed more than {OUTPUT} bytes"
     if len(family) > PROCESSES:
         return f"it started more than {PROCESSES} processes"
-    if sum(map(_resident, family)) > MEMORY:
+    if sum(map(_resident, family)) + _written(family[-1]) > MEMORY:
         return f"it took more than {MEMORY} bytes of memory"
     return ""
 
@@ -369,6 +389,18 @@ def _resident(pid: int) -> int:
         return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except (OSError, IndexError):
         return 0
+
+
+def _written(pid: int) -> int:
+    """Bytes in a process's root folder where that is its own, in memory: an older bwrap's is as
+    large as half of the machine's."""
+    try:
+        if os.stat(f"/proc/{pid}/root/").st_dev == os.stat("/").st_dev:
+            return 0
+        disk = os.statvfs(f"/proc/{pid}/root/")
+    except OSError:
+        return 0
+    return (disk.f_blocks - disk.f_bfree) * disk.f_frsize
 
 
 def _files(archive: bytes) -> dict[str, bytes]:

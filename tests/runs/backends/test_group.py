@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
+import io
+import tarfile
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -184,3 +187,14 @@ def test_a_paused_node_holds_up_all(monkeypatch: pytest.MonkeyPatch) -> None:
     assert job.state() == "paused"
     states.pop()
     assert job.state() == "running"
+
+
+def test_a_report_that_is_compressed_isnt_unpacked() -> None:
+    """A few kB from a container became gigabytes of the launcher's memory."""
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w") as archive:
+        member = tarfile.TarInfo("a/rank-0.txt")
+        member.size = 3
+        archive.addfile(member, io.BytesIO(b"abc"))
+    assert group.unpacked(packed.getvalue()) == {"rank-0.txt": b"abc"}
+    assert group.unpacked(gzip.compress(packed.getvalue())) == {}

@@ -161,6 +161,9 @@ def test_the_fields_of_a_pod_are_those_that_are_published() -> None:
     assert kubernetes_pod.TABLE.read_text() == podmodel.text()
 
 
+SECRET = {"name": "DB_PASSWORD", "value": "0123456789"}
+
+
 @pytest.mark.parametrize(
     ("kind", "overlay", "told"),
     [
@@ -177,9 +180,18 @@ def test_the_fields_of_a_pod_are_those_that_are_published() -> None:
         ("jobset", {"spec": {"containers": [{"image": "a"}]}}, "the container's image follows"),
         (
             "jobset",
-            {"spec": {"containers": [{"env": [{"name": "DB_PASSWORD", "value": "0123456789"}]}]}},
+            {"spec": {"containers": [{"env": [SECRET]}]}},
             "env DB_PASSWORD: a secret's value",
         ),
+        (
+            "jobset",
+            {"spec": {"initContainers": [{"name": "a", "env": [SECRET]}]}},
+            "env DB_PASSWORD: a secret's value",
+        ),
+        ("jobset", {"spec": None}, "pod.spec: takes keys"),
+        ("jobset", {"spec": {"containers": [{"env": None}]}}, "env: takes a list"),
+        ("jobset", {"spec": {"containers": [None]}}, "containers.0: takes keys"),
+        ("jobset", {"spec": {"containers": [{"name": None, "image": "a"}]}}, "image follows"),
         ("jobset", {"metadata": {"labels": {kubernetes_request.RUN: "x"}}}, "run: the launcher's"),
     ],
 )

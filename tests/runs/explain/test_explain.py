@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from launcher.runs.explain import failures
@@ -89,6 +91,14 @@ def test_the_first_failure_of_a_rank_outranks_what_others_said_before_it() -> No
     assert first(log) == GONE
     assert first(log + late) == ""
     assert first(log + late.replace("rank9", "rank0")) == GONE
+
+
+@pytest.mark.parametrize("word", ["slurmstepd: error: ", "NCCL WARN ", "Error: ", "1"])
+def test_a_long_line_takes_no_long_time(word: str) -> None:
+    """An expression that is tried at each place of a line, up to its end, took minutes of 64 KB."""
+    begun = time.process_time()
+    failures.explain([b"error " + (word * 65536).encode()[:65536]])
+    assert time.process_time() - begun < 2
 
 
 def test_of_chained_exceptions_the_first_is_suspected() -> None:

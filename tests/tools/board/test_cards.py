@@ -59,6 +59,29 @@ def test_files_are_listed_that_a_person_reads(folder: Path) -> None:
     ]  # fmt: skip
 
 
+def test_a_folder_that_is_a_link_isnt_listed(folder: Path, tmp_path: Path) -> None:
+    """What runs in a container may put a link there, which leads to names of this machine's."""
+    kept = keep(folder, "aaaa0001", steps=[])
+    (tmp_path / "far").mkdir()
+    (tmp_path / "far" / "name").write_text("x")
+    (kept / "profile").symlink_to(tmp_path / "far")
+    assert "profile/name" not in read()["aaaa0001"]["files"]
+
+
+@pytest.mark.parametrize("value", ["1e999", "1" + "0" * 400, "[" * 100_000])
+def test_a_number_out_of_range_is_its_run_s_alone(folder: Path, value: str) -> None:
+    """One record that can't be read left the page of all runs out."""
+    for run in ("aaaa0001", "aaaa0002"):
+        kept = keep(folder, run, steps=steps(range(1, 5)))
+    text = (kept / record.METRICS).read_text()
+    before, _, after = text.rpartition('"ms_per_step": ')
+    text = f'{before}"ms_per_step": {value}, {after.partition(", ")[2]}'
+    (folder / "aaaa0001" / record.METRICS).write_text(text)
+    found = read()
+    assert "its record can't be read" in found["aaaa0001"]["why"][0]
+    assert found["aaaa0002"]["iteration"] == 4
+
+
 def test_an_attempt_that_went_back_counts_once(folder: Path) -> None:
     """What was trained again would make the curve go back and forth."""
     more = [*steps(range(10, 110, 10)), *steps(range(60, 160, 10), attempt=1)]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import socket
 import time
 from pathlib import Path
 
 import pytest
 
 from launcher.base.errors import UsageError
-from launcher.tools.importing import sandbox
+from launcher.tools.importing import from_script, sandbox
 from launcher.tools.importing.from_script import import_script
 from tests.tools.importing.conftest import IMAGES, sandbox_here
 
@@ -26,6 +27,12 @@ def tree(folder: Path) -> dict[str, tuple[int, bytes]]:
     }
 
 
+def machine() -> tuple[object, ...]:
+    """What root may change of a machine without a file of its own."""
+    modes = [os.stat(path).st_mode for path in ("/dev/null", "/dev/zero")]
+    return os.uname().nodename, Path("/proc/sys/kernel/core_pattern").read_text(), modes
+
+
 @pytest.mark.parametrize("line", HOSTILE, ids=[f"line{n}" for n in range(1, len(HOSTILE) + 1)])
 def test_a_hostile_script_changes_nothing_and_ends(
     line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -39,7 +46,7 @@ def test_a_hostile_script_changes_nothing_and_ends(
     script = folder / "train.sh"
     script.write_text(f"#!/bin/bash\nHERE={folder}\n{line}\n{LAST}")
     monkeypatch.chdir(folder)
-    before, name = tree(tmp_path), os.uname().nodename
+    before, name = tree(tmp_path), machine()
     begun = time.monotonic()
     try:
         done = import_script(script, script.read_text(), IMAGES, box)
@@ -49,7 +56,7 @@ def test_a_hostile_script_changes_nothing_and_ends(
         assert "pretrain_gpt.py" in done.text or done.told
     assert time.monotonic() - begun < 60
     assert tree(tmp_path) == before
-    assert os.uname().nodename == name
+    assert machine() == name
     end = time.monotonic() + 10  # the kernel ends what was below a sandbox by and by
     while left := {*running(str(folder))} - {os.getpid()}:
         assert time.monotonic() < end, left
@@ -91,6 +98,93 @@ def test_a_sandbox_has_no_network_no_environment_and_no_other_files(
     assert "seed" not in done.text
 
 
+def test_a_socket_beside_a_script_cant_be_reached(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """tmux's or an engine's takes orders also where its folder is read-only: it leads outside."""
+    box = sandbox_here()
+    monkeypatch.chdir(tmp_path)
+    script = tmp_path / "train.sh"
+    connect = "import socket; s = socket.socket(socket.AF_UNIX); s.connect('/run/beside/s')"
+    script.write_text(
+        f'A=$(/usr/bin/python3 -c "{connect}" 2>&1 | tail -n 1)\n'
+        'torchrun pretrain_gpt.py --num-layers 2 --save "$A"\n'
+    )
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind("s")  # its whole path may be too long
+        listening.listen(1)
+        listening.settimeout(0)
+        done = import_script(script, script.read_text(), IMAGES, box)
+        with pytest.raises(BlockingIOError):
+            listening.accept()
+    assert "Operation not permitted" in done.text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "\n" * (2**18 - 100) + LAST,
+        "a(){\n" * 50000 + LAST,
+        "torchrun pretrain_gpt.py --num-layers 2 $(/usr/bin/seq 120000)",
+    ],
+)
+def test_a_script_that_is_long_to_read_is_given_up(
+    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Regular expressions and comparisons would take hours of what bash does at once."""
+    monkeypatch.setattr(from_script, "MOST_SECONDS", 3)
+    monkeypatch.chdir(tmp_path)
+    begun = time.monotonic()
+    with pytest.raises(UsageError, match="it can't be read within 3 seconds"):
+        import_script(tmp_path / "train.sh", text, IMAGES, sandbox_here())
+    assert time.monotonic() - begun < 60
+
+
+def test_files_in_memory_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """bubblewrap before 0.8 bounds them by half of the machine's memory alone."""
+    monkeypatch.setattr(sandbox, "DISK", 2**30)
+    monkeypatch.setattr(sandbox, "MEMORY", 150_000_000)
+    monkeypatch.chdir(tmp_path)
+    write = "for i in {1..9}; do /usr/bin/head -c 30000000 /dev/zero > /tmp/$i; done"
+    text = f"{LAST}{write}; read -t 5 < <(/usr/bin/sleep 5)\n"
+    with pytest.raises(UsageError, match="bytes of memory"):
+        import_script(tmp_path / "train.sh", text, IMAGES, sandbox_here())
+
+
+def test_what_a_script_starts_has_bounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A list of words takes far more memory than their bytes."""
+    monkeypatch.chdir(tmp_path)
+    text = f"for i in 1 2 3 4; do torchrun x.py $(/usr/bin/seq 90000); done\n{LAST}"
+    with pytest.raises(UsageError, match="over 300000 words"):
+        import_script(tmp_path / "train.sh", text, IMAGES, sandbox_here())
+
+
+def test_a_script_may_write_among_the_records(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A name such as ² or 007 was taken for a number, and ended the import."""
+    monkeypatch.chdir(tmp_path)
+    text = f"echo > $STANDIN_RECORDS/²; echo > $STANDIN_RECORDS/007\n{LAST}"
+    done = import_script(tmp_path / "train.sh", text, IMAGES, sandbox_here())
+    assert "num_layers: 2\n" in done.text
+
+
+def test_scripts_that_it_names_may_be_out_of_reach(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A name that is too long for a file, or one that mayn't be read, ended the import."""
+    monkeypatch.chdir(tmp_path)
+    text = f"# {'a' * 300}.sh\n{LAST}"
+    (tmp_path / "train.sh").write_text(text)
+    assert import_script(tmp_path / "train.sh", text, IMAGES, sandbox_here()).text
+
+
+def test_a_script_in_the_root_folder_is_refused() -> None:
+    """All of the machine would lie beside it."""
+    with pytest.raises(UsageError, match="lies in /"):
+        import_script(Path("/train.sh"), LAST, IMAGES, sandbox.Trusted())
+
+
 def test_where_there_is_no_sandbox_a_script_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -109,7 +203,30 @@ def test_with_trust_the_stand_ins_alone_are_between(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "canary").write_text("kept")
     script = tmp_path / "train.sh"
-    script.write_text("rm -rf canary; mkdir new; cp canary b\nX=<x>\nsrun torchrun a.py --seed 1\n")
+    script.write_text(
+        "rm -rf canary; mkdir new; cp canary b\nX=<x>\n"
+        r"find . -name canary -exec rm {} \;; find . -name canary -delete" + "\n"
+        "sed -i s/kept/changed/ canary; sed -ne p -i canary\n"
+        "python3 -c 'import os; os.system(\"rm canary\")'\n"
+        "cd /nowhere/of/it; echo changed > canary; cd ../it && /bin/rm -f canary; cd -\n"
+        "srun torchrun a.py --seed 1\n"
+    )
     done = import_script(script, script.read_text(), IMAGES, sandbox.find_sandbox(trust=True))
     assert "seed: 1" in done.text
     assert sorted(one.name for one in tmp_path.iterdir()) == ["canary", "train.sh"]
+    assert (tmp_path / "canary").read_text() == "kept"
+    assert not Path("/nowhere").exists()
+
+
+def test_what_a_script_does_with_files_it_finds_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Copying was passed over, and a test of the file decided wrongly, without a word."""
+    monkeypatch.chdir(tmp_path)
+    text = (
+        "touch a; cp a b; mv b c; ln -s c d; echo 1 | tee e > f; rm a\n"
+        "[ -f c ] && [ -L d ] && [ -s e ] && [ ! -e a ] && [ ! -e b ] && L=2 || L=1\n"
+        "torchrun pretrain_gpt.py --num-layers $L\n"
+    )
+    done = import_script(tmp_path / "train.sh", text, IMAGES, sandbox_here())
+    assert "num_layers: 2\n" in done.text

@@ -17,6 +17,7 @@ TABLE = Path(__file__).with_name("kubernetes_pod.json")
 TYPES = {"boolean": bool, "integer": int, "string": str}
 OURS = ("image", "args", "command")
 """Fields of the nodes' container that follow from the rest of a run file."""
+CONTAINERS = ("containers", "initContainers", "ephemeralContainers")
 
 
 @cache
@@ -28,15 +29,18 @@ def faults(overlay: Mapping[str, Any], kind: str, node: str) -> Iterator[tuple[s
     """What is wrong with an overlay for a `kind` of object, and the cure, a pair for each."""
     found = [*_faults(overlay, _table()["roots"][kind], "kubernetes.pod")]
     yield from found
-    for container in () if found else overlay.get("spec", {}).get("containers", ()):
-        for name in OURS if container.get("name", node) == node else ():
+    spec = {} if found else overlay.get("spec", {})
+    for container in spec.get("containers", ()):
+        for name in OURS if (container.get("name") or node) == node else ():
             if name in container:
                 problem = (
                     f"kubernetes.pod: the container's {name} follows from the rest of the file"
                 )
                 yield problem, "Leave it out; a container with a name of its own is one more."
+    for container in (one for key in CONTAINERS for one in spec.get(key, ())):
         for variable in container.get("env", ()):
-            if "value" in variable and is_secret(str(variable.get("name")), variable["value"]):
+            value = variable.get("value")
+            if value is not None and is_secret(str(variable.get("name")), value):
                 problem = f"kubernetes.pod: env {variable['name']}: a secret's value isn't written"
                 yield (
                     f"{problem} into the cluster's objects",
@@ -46,7 +50,7 @@ def faults(overlay: Mapping[str, Any], kind: str, node: str) -> Iterator[tuple[s
 
 def _faults(value: Any, kind: Any, key: str) -> Iterator[tuple[str, str]]:
     """What the model has otherwise: a field that it doesn't know, a value of another type."""
-    if kind == "any" or value is None:
+    if kind == "any":
         return
     if isinstance(kind, list):
         if not isinstance(value, list):
@@ -61,10 +65,11 @@ def _faults(value: Any, kind: Any, key: str) -> Iterator[tuple[str, str]]:
         fields = kind if isinstance(kind, dict) else _table()[kind]
         for name, inner in value.items():
             if (found := fields.get("*", fields.get(name))) is None:
-                yield f"{key}.{name}: a pod has no such field here", nearest(name, sorted(fields))
+                known = nearest(str(name), sorted(fields))
+                yield f"{key}.{name}: a pod has no such field here", known
             else:
                 yield from _faults(inner, found, f"{key}.{name}")
-    elif type(value) is not TYPES[kind]:
+    elif value is not None and type(value) is not TYPES[kind]:
         yield f"{key}: {value!r} is no {kind}", "Put text in quotes, and numbers in none."
 
 
@@ -93,7 +98,7 @@ def merged(pod: Any, overlay: Any, node: str) -> Any:
 
 
 def _named(containers: Any, node: str) -> Any:
-    return [{"name": node, **one} for one in containers]
+    return [one | {"name": one.get("name") or node} for one in containers]
 
 
 def _key(one: Any) -> Any:

@@ -9,11 +9,17 @@ elif [ "$0" = bash ] || [ "$0" = sh ]; then
   STANDIN_BASE=${STANDIN_LINE:-0}
 fi
 
-# A folder that isn't here is made, in a sandbox, so that relative paths stay what they are.
+# A folder that isn't here is made, so that relative paths stay what they are: with --trust it is made
+# among our own files, as what is then written or removed is meant to be elsewhere.
 cd() {
   builtin cd "$@" 2>/dev/null && return 0
-  [ -n "$STANDIN_TRUST" ] || /bin/mkdir -p -- "${!#}" 2>/dev/null
-  builtin cd -- "${!#}" 2>/dev/null || return 0
+  local folder=${!#}
+  if [ -n "$STANDIN_TRUST" ]; then
+    [[ $folder = /* ]] || folder=${PWD#"$STANDIN_FOLDER/away"}/$folder
+    folder=$STANDIN_FOLDER/away$(/usr/bin/env realpath -ms -- "$folder")
+  fi
+  /bin/mkdir -p -- "$folder" 2>/dev/null
+  builtin cd -- "$folder" 2>/dev/null || return 0
 }
 
 # Where nothing was started before the script ended itself, it is read once more beyond that.
