@@ -14,7 +14,13 @@ from launcher.tools.importing import from_script, sandbox
 from launcher.tools.importing.from_script import import_script
 from tests.tools.importing.conftest import IMAGES, sandbox_here
 
-HOSTILE = (Path(__file__).parent / "hostile.txt").read_text(encoding="utf-8").splitlines()
+LINES = (Path(__file__).parent / "hostile.txt").read_text(encoding="utf-8").splitlines()
+HOSTILE = [
+    pytest.param(line, id=f"line{n}", marks=[pytest.mark.long] if n % 4 != 2 else [])
+    for n, line in enumerate(LINES, 1)
+]
+"""A quarter runs each time; the others, and the fork bombs, load the machine."""
+
 LAST = "torchrun pretrain_gpt.py --num-layers 2\n"
 
 
@@ -33,7 +39,7 @@ def machine() -> tuple[object, ...]:
     return os.uname().nodename, Path("/proc/sys/kernel/core_pattern").read_text(), modes
 
 
-@pytest.mark.parametrize("line", HOSTILE, ids=[f"line{n}" for n in range(1, len(HOSTILE) + 1)])
+@pytest.mark.parametrize("line", HOSTILE)
 def test_a_hostile_script_changes_nothing_and_ends(
     line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
