@@ -208,8 +208,9 @@ def test_a_failed_rank_is_told_with_its_exit_code(
     here.write(script(image), AS_RANK_1 + program)
     done = here.done("run", "run.yaml")
     assert done.process.returncode == code, done
-    (told,) = done.told()
+    told, *clues = done.told()
     assert re.fullmatch(rf"run \w+ failed: {re.escape(said)}", told)
+    assert [line.partition(":")[0] for line in clues] == (["cause", "cure"] if code == 137 else [])
 
 
 GREEDY = "kept = []\nwhile True: kept.append(bytearray(b'x' * (1 << 24)))\n"

@@ -242,7 +242,7 @@ CPU = recipe(MATRIX, LOCK, "cpu")
 class StandInImages:
     """Finds every image but one."""
 
-    def find(self, reference: str, chosen: str | None = None) -> Any:
+    def find(self, reference: str, chosen: str | None = None, *_: object) -> Any:
         if chosen == "gone:1":
             raise EngineError("gone:1: the registry has no such image (404)")
         if chosen == "No":
@@ -304,7 +304,7 @@ def test_a_commit_is_named_by_its_publisher_s_url(
         (["26.06", "24.10"], ["linux/arm64", "linux/amd64"]),
         (["26.06", "--no-images"], ["linux/amd64"]),
         (["26.06", "--no-images", "--platform", "linux/arm64"], ["linux/arm64"]),
-        (["26.06", "--platform", "linux/amd64"], []),
+        (["26.06", "--platform", "linux/amd64"], ["linux/amd64"]),
     ],
 )
 def test_wheels_are_for_the_engine_whose_images_are_fetched(
@@ -319,5 +319,5 @@ def test_wheels_are_for_the_engine_whose_images_are_fetched(
 
     monkeypatch.setattr(connect, "connect", lambda timeout: engine)
     monkeypatch.setattr(inputs, "fetch_all", fetch_all)
-    assert cli.main(["fetch", *options]) == (0 if platforms else 2)
+    assert cli.main(["fetch", *options]) == 0
     assert fetched == platforms
