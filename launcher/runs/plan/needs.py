@@ -49,9 +49,16 @@ class NeedRule(BaseModel):
             run.program.kind is not ProgramKind.SCRIPT
             and chosen
             and not any(one in given for one in self.unless)
-            and all(given.get(one, False) is not False for one in self.beside)
+            and all(_is_given(given, one) for one in self.beside)
             and (not self.fact or series.has(release, self.fact))
         )
+
+
+def _is_given(options: Mapping[str, object], wanted: str) -> bool:
+    """Whether an option is given, and with its value in "option=value"."""
+    name, _, value = wanted.partition("=")
+    found = options.get(name, False)
+    return str(found) == value if value else found is not False
 
 
 class _Table(RootModel[list[NeedRule]]):

@@ -37,7 +37,9 @@ def run_of(
     **more: object,
 ) -> Resolved:
     """The run file that needs a rule's modules, on an image with these packages."""
-    given: dict[str, object] = dict.fromkeys(rule.beside, True)
+    given: dict[str, object] = {
+        name: text or True for name, _, text in (one.partition("=") for one in rule.beside)
+    }
     program = str(value) if rule.programs else "pretrain_gpt.py"
     if rule.option:
         given |= {rule.option: value}
@@ -51,6 +53,20 @@ def run_of(
     config, origin = source.load(write(yaml.safe_dump(text)), [])
     known = None if packages is None else frozenset(packages)
     return resolve(config, origin, ImageFacts("0.19.0", True, packages=known), HOST)
+
+
+def test_a_backend_of_a_dispatcher_that_is_not_used_needs_nothing(
+    write: Callable[[str], str],
+) -> None:
+    """Upstream ignores it beside another dispatcher, and such a run was refused."""
+    (rule,) = [one for one in needs.table() if one.option == "moe_flex_dispatcher_backend"]
+    run = run_of(
+        write,
+        rule.model_copy(update={"beside": ["moe_token_dispatcher_type=alltoall"]}),
+        "deepep",
+        set(),
+    )
+    assert not needs.needed(run, contained=True)
 
 
 @pytest.mark.parametrize(("rule", "value"), RULES)
@@ -117,7 +133,8 @@ def test_the_table_is_of_options_programs_sets_and_facts_that_are_there() -> Non
     for rule in needs.table():
         assert bool(rule.option) != bool(rule.programs)
         assert {*rule.programs} <= {*upstreams()}
-        for name in (rule.option, *rule.unless, *rule.beside):
+        beside = [one.partition("=")[0] for one in rule.beside]
+        for name in (rule.option, *rule.unless, *beside):
             assert not name or f"--{name.replace('_', '-')}" in known
         if rule.extras:
             own = sets[rule.extras]
