@@ -236,7 +236,8 @@ def leaves_to_others(site: Site, *start: str, run: Callable[[], str], first: str
     assert site.done("exec", found, "--", "sh", "-c", "echo in $((1 + 1))").out == "in 2\n"
     assert site.done("stop", found).process.returncode == 0
     assert (follower.ends(), logs.ends()) == (7, 0)
-    assert sorted(follower.out.splitlines()) == sorted(logs.out.splitlines())
+    printed = [sorted(each.out.splitlines()) for each in (follower, logs)]
+    assert printed[0] == printed[1], {*printed[0]} ^ {*printed[1]}
     assert re.match(rf"run {found} stopped, exit code 7", follower.told()[-1])
     assert found not in site.done("ps", "-q").out.split()
     return follower

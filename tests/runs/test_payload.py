@@ -150,4 +150,9 @@ def test_nothing_of_the_launchers_own_folder_is_on_a_runs_path(tmp_path: Path) -
     done = run(kept, "ranks.stacks", script, PYTHONPATH=own, PYTHONUTF8="1")
     version, first, *path = done.stdout.splitlines()
     assert (version, first) == ("the run’s own", str(tmp_path))
-    assert not {str(ROOT), str(ROOT / "launcher"), kept.folder} & {*path}
+    plain = [sys.executable, "-c", "import sys; print(*sys.path, sep='\\n')"]
+    own_path = subprocess.run(
+        plain, capture_output=True, text=True, check=True, cwd=tmp_path
+    ).stdout
+    added = {*path} - {*own_path.splitlines()}
+    assert not {str(ROOT), str(ROOT / "launcher"), str(kept.folder)} & added

@@ -43,6 +43,7 @@ def test_a_run_that_ends_badly_or_shows_nothing_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str, said: str
 ) -> None:
     (tmp_path / "launcher").mkdir()
+    (tmp_path / "launcher/__init__.py").touch()
     (tmp_path / "launcher/__main__.py").write_text(f"{program}\n")
     monkeypatch.chdir(tmp_path)
     with pytest.raises(DemoError, match=said):
@@ -57,6 +58,7 @@ def test_the_losses_are_read_from_upstream_s_lines(
         " validation loss at iteration 20 on validation set | lm loss value: 2.1E+00 | PPL",
     ]
     (tmp_path / "launcher").mkdir()
+    (tmp_path / "launcher/__init__.py").touch()
     shown = f"print({chr(10).join(lines)!r})"  # and not among the user's own runs
     program = f"import os\nif os.environ['LAUNCHER_RUNS'] == '{tmp_path}/runs': {shown}\n"
     (tmp_path / "launcher/__main__.py").write_text(program)
