@@ -17,7 +17,9 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from launcher.base.errors import UsageError
-from launcher.runs.backends.slurm import slurm, slurm_request
+from launcher.runs.backends.slurm import slurm, slurm_job, slurm_request
+from launcher.runs.backends.slurm.slurm_queue import Queue
+from launcher.runs.plan.job import ExitStatus
 from launcher.runs.plan.mounts import Mount
 from launcher.runs.plan.plan import Plan
 from launcher.runs.runfile.clusters import Slurm
@@ -297,3 +299,24 @@ def test_an_option_that_has_its_key_elsewhere_is_refused(name: str) -> None:
 def test_a_value_is_one_line(key: str) -> None:
     with pytest.raises(ValidationError, match="single line"):
         Slurm.model_validate({key: "a\n#SBATCH --wrap=x"})
+
+
+def test_the_rest_of_a_node_is_read_once_another_launcher_removed_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`logs --follow` lost the last lines where `attach` had removed the files before."""
+    ended = list[ExitStatus]()
+    monkeypatch.setattr(slurm_job.SlurmJob, "ended", lambda _: ended[0] if ended else None)
+    job = slurm_job.SlurmJob(tmp_path, "1", {}, queue=Queue())
+    monkeypatch.setattr(job.queue, "state", lambda _: ("RUNNING", ""))
+    (tmp_path / slurm_request.OUTPUT).touch()
+    written = tmp_path / "node-0.out"
+    written.write_text("a\n")
+    pieces = job.output()
+    assert next(pieces).data == b"a\n"
+    with written.open("a") as file:
+        file.write("b\n")
+    for path in (written, tmp_path / slurm_request.OUTPUT):
+        path.unlink()
+    ended.append(ExitStatus(0))
+    assert [piece.data for piece in pieces] == [b"b\n"]

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import IO
 
 from launcher.base import files, owned
 from launcher.base.errors import LauncherError
@@ -53,20 +54,29 @@ class SlurmJob(host.FolderJob):
     def output(self, *, follow: bool = True) -> Iterator[OutputPiece]:
         """What the script and the nodes have written; of several nodes, whole lines, named."""
         script = len(self._nodes)
+        sources = {(script, True): _Written(self.folder / OUTPUT)}
+        for rank in self._nodes:
+            for is_error in (False, True):
+                sources[rank, is_error] = _Written(self._file(rank, is_error))
+        try:
+            yield from self._pieces(sources, script, follow=follow)
+        finally:
+            for written in sources.values():
+                written.close()
+
+    def _pieces(
+        self, sources: Mapping[tuple[int, bool], _Written], script: int, *, follow: bool
+    ) -> Iterator[OutputPiece]:
         lines = {rank: NodeLines(f"{node_name(rank)} | ".encode()) for rank in self._nodes}
         lines[script] = NodeLines(b"job | ")
-        sources = {(script, True): self.folder / OUTPUT}
-        for rank in self._nodes:
-            sources |= {(rank, is_error): self._file(rank, is_error) for is_error in (False, True)}
-        read = dict.fromkeys(sources, 0)
+        begun = False
         while True:
             last = not follow or self.ended() is not None
+            begun = begun or (self.folder / OUTPUT).exists()
             idle = True
-            begun = sources if (self.folder / OUTPUT).exists() else {}
-            for (rank, is_error), path in begun.items():
-                if data := _read(path, read[rank, is_error]):
+            for (rank, is_error), written in sources.items() if begun else ():
+                if data := written.read():
                     idle = False
-                    read[rank, is_error] += len(data)
                     piece = lines[rank].add(data, is_error) if script > 1 else data
                     if piece:
                         yield OutputPiece(is_error, piece, rank)
@@ -76,7 +86,8 @@ class SlurmJob(host.FolderJob):
                 state, why = self.queue.state(self.handle)
                 if state == "PENDING" and why:
                     self.queue.tell(f"Slurm job {self.handle} waits: {why}")
-                time.sleep(POLL_SECONDS if any(read.values()) else FIRST_SECONDS)
+                some = any(written.at for written in sources.values())
+                time.sleep(POLL_SECONDS if some else FIRST_SECONDS)
         for rank, rests in lines.items():
             for is_error, rest in rests.rest():
                 yield OutputPiece(is_error, rest, rank)
@@ -203,6 +214,34 @@ def _remove(folder: Path, names: Sequence[str]) -> None:
             owned.remove_file(folder / name, folder, missing_ok=True)
     except OSError as error:
         host.tell(f"what Slurm wrote of run {folder.name} stays in {folder}: {error.strerror}")
+
+
+class _Written:
+    """A file that a node writes: its rest can still be read once another launcher removed it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.at = path, 0
+        self._file: IO[bytes] | None = None
+
+    def read(self) -> bytes:
+        """The next piece, b"" where there is none yet.
+
+        It is opened anew each time, since a shared disk shows what is new to who opens it.
+        """
+        with suppress(FileNotFoundError):
+            opened = self.path.open("rb")
+            self.close()
+            self._file = opened
+        if self._file is None:
+            return b""
+        self._file.seek(self.at)
+        data = self._file.read(CHUNK)
+        self.at += len(data)
+        return data
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
 
 
 def _read(path: Path, at: int) -> bytes:
