@@ -29,7 +29,7 @@ from launcher.runs.plan.mounts import Mount
 from launcher.runs.plan.plan import Plan
 from launcher.runs.runfile.values import Gpus, parse_gpus
 from tests.disks import UNLIMITED, limited, mounted
-from tests.e2e.site import program
+from tests.e2e.site import program, until
 
 from .conftest import BARE
 from .test_docker import NAMES, WORDS
@@ -425,6 +425,7 @@ def run_inside(job: local.LocalJob, *argv: str) -> subprocess.CompletedProcess[s
 
 def test_a_command_runs_where_the_run_goes_on(start: Callable[..., Any], tmp_path: Path) -> None:
     job = start(ASKED, workdir=str(tmp_path), env=(("A", "it's $A"),), gpus=Gpus(2, ("5", "7")))
+    until(lambda: b"A=it's" in Path(f"/proc/{job.handle}/environ").read_bytes())
     done = run_inside(job, "sh", "-c", 'echo "$PWD $A $CUDA_VISIBLE_DEVICES"; exit 5')
     assert (done.returncode, done.stdout) == (5, f"{tmp_path} it's $A 5,7\n")
     done = run_inside(job, "no-such-command")
