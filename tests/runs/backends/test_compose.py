@@ -114,10 +114,6 @@ def test_no_network_is_one_that_leads_nowhere_for_several_nodes(several: Plan) -
     assert [node["networks"] for node in nodes] == [["nodes"], ["nodes"]]
 
 
-def test_a_project_has_a_name_that_compose_takes(bare: Plan) -> None:
-    assert compose_request.project_name(replace(bare, name="My.Run_1-")) == "my-run_1--0a1b2c3d"
-
-
 def test_secrets_are_in_the_environment_and_not_in_the_file(bare: Plan) -> None:
     plan = with_secrets(bare)
     wanted = compose_request.request(plan)

@@ -165,11 +165,6 @@ def test_output_and_exit_code_are_the_programs(start: Callable[..., Any], code: 
     assert job.wait() == job.ended() == ExitStatus(code)
 
 
-def test_much_output_is_whole(start: Callable[..., Any]) -> None:
-    job = start("for n in range(100_000): print(n)")
-    assert written(job)[0] == b"".join(b"%d\n" % n for n in range(100_000))
-
-
 @pytest.fixture(params=["tmpfs", "limit"])
 def small_disk(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -183,12 +183,6 @@ def test_variables_of_the_file_win_and_null_passes_the_launchers_own(plan: Plann
     assert {name: dict(made.env)[name] for name in env} == env
 
 
-def test_one_connection_where_the_model_is_split(plan: Planner) -> None:
-    split = plan("gpt2", "gpus=2", "parallel.tensor_model_parallel_size=2")
-    assert dict(split.env)["CUDA_DEVICE_MAX_CONNECTIONS"] == "1"
-    assert "CUDA_DEVICE_MAX_CONNECTIONS" not in dict(plan("gpt2", "gpus=2").env)
-
-
 def test_several_nodes_find_each_other(plan: Planner) -> None:
     made = plan("gpt3-175b", "nodes.rank=3", "nodes.master_addr=10.0.0.1")
     assert [pair for pair in made.env if pair[0].startswith("PET_")] == [

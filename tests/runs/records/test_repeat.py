@@ -448,14 +448,6 @@ def test_what_a_curve_is_made_of_where_two_attempts_overlap() -> None:
     assert found.samples == [(1, 80.0), (2, 80.0), (3, 160.0)]
 
 
-def test_broken_lines_are_passed_over(keep: Keep, runs: Path) -> None:
-    keep("0a1b2c3d", "a", (0, step(1, 3.0)))
-    with (runs / "0a1b2c3d" / METRICS).open("a") as file:
-        file.write('\n[]\n{"kind": "step", "atte')
-    found = plot.curves("a", plot.read_metrics("0a1b2c3d"))
-    assert (found.train, found.samples) == ([(1, 3.0)], [(1, 80.0)])
-
-
 def has(picture: Path, colour: tuple[int, int, int]) -> bool:
     """Whether a pixel of it has that colour."""
     pixels = (imread(picture)[:, :, :3] * 255).round()
