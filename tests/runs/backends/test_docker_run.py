@@ -115,7 +115,9 @@ def test_a_signal_is_heard_where_the_launcher_was_started_deaf(launch: Launch) -
     assert finish(process)[0] == 7
 
 
-@pytest.mark.parametrize("delay", [0.05, 0.3, 0.5, 0.7])
+@pytest.mark.parametrize(
+    "delay", [0.3, *(pytest.param(at, marks=pytest.mark.long) for at in (0.05, 0.5, 0.7))]
+)
 def test_a_signal_at_any_moment_leaves_nothing(launch: Launch, delay: float) -> None:
     process = launch("import time\ntime.sleep(60)\n")
     time.sleep(delay)
