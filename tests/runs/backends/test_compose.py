@@ -59,21 +59,6 @@ def services(plan: Plan) -> dict[str, Any]:
     return found
 
 
-def test_nodes_differ_by_rank_gpus_and_order_alone(several: Plan) -> None:
-    first, second = (services(several)[name] for name in ("node-0", "node-1"))
-    devices = [
-        one.pop("deploy")["resources"]["reservations"]["devices"][0]["device_ids"]
-        for one in (first, second)
-    ]
-    assert devices == [["0"], ["1"]]
-    assert [one["environment"].pop("PET_NODE_RANK") for one in (first, second)] == ["0", "1"]
-    assert [one["labels"].pop("megatron-launchpad.node") for one in (first, second)] == ["0", "1"]
-    assert [one.pop("container_name")[-7:] for one in (first, second)] == ["-node-0", "-node-1"]
-    assert "733C" in first.pop("healthcheck")["test"][3]
-    assert second.pop("depends_on") == {"node-0": {"condition": "service_healthy"}}
-    assert first == second
-
-
 @pytest.mark.parametrize(
     ("asked", "nodes", "each"),
     [

@@ -205,24 +205,6 @@ def test_no_gpu_is_no_fault() -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "said"),
-    [
-        ("1", "gpus: 1, and the driver finds none on this machine"),
-        ("all", "gpus: all, and the driver finds none"),
-        ("device=0", "gpus: device=0, and the driver finds none"),
-    ],
-)
-def test_gpus_that_are_asked_for_and_not_there_are_refused(asked: str, said: str) -> None:
-    bare = replace(GOOD, gpus=None)
-    assert states(bare, asked)["GPUs"] == report.REFUSED
-    assert said in told(bare, gpus=asked)["GPUs"].found
-    assert report.REFUSED not in states(bare, "0").values()
-    assert report.REFUSED not in states(GOOD, asked).values()
-    there = replace(bare, engine=replace(ENGINE, local=False))
-    assert "GPUs" not in states(there, asked)  # it can't be seen from here
-
-
-@pytest.mark.parametrize(
     ("machine", "cuda", "gpus", "name", "state", "mend"),
     [
         (GOOD, None, "3", "GPUs", report.REFUSED, "--gpus 2"),

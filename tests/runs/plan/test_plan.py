@@ -151,24 +151,6 @@ def test_upstream_wants_grouped_query_attention_said(plan: Planner) -> None:
     assert "--group-query-attention" not in plan("gpt2-tiny", *sets).argv
 
 
-@pytest.mark.parametrize(
-    ("program", "started"),
-    [
-        ("gpt", ("-m", "launcher.trainer.gpt")),
-        ("pretrain_bert.py", ("/opt/megatron/src/pretrain_bert.py",)),
-        ("examples/a.py", ("/opt/megatron/src/examples/a.py",)),
-        ("./my script.py", ("/program/my script.py",)),
-    ],
-)
-def test_programs(plan: Planner, program: str, started: tuple[str, ...]) -> None:
-    text = "name: a\nimage: cpu\ngpus: 0\ndata: {mock: true}\n"
-    made = plan("gpt2-tiny" if program == "gpt" else text, f"program={program}")
-    at = made.argv.index("--") + 1
-    assert made.argv[at : at + len(started)] == started
-    if program.startswith("."):
-        assert mounts(made) == {started[0]: ("/home/user/work/my script.py", True)}
-
-
 def test_the_quickstart_needs_an_even_number_a_checkout_and_no_arguments(plan: Planner) -> None:
     for gpus, near in ((1, "2"), (3, "2 or 4"), (5, "4 or 6")):
         assert f"Nearest that work: {near}." in refusal(plan, "simple", f"gpus={gpus}")
