@@ -424,7 +424,7 @@ def theirs(cases: list[Case], release: str, folder: Path) -> list[dict[str, str]
 
 
 @pytest.mark.skipif(not (CHECKOUT and PYTHON), reason="MEGATRON_CHECKOUT, MEGATRON_PYTHON")
-@pytest.mark.parametrize("release", ["0.9.0", "0.16.1"])
+@pytest.mark.parametrize("release", ["0.9.0", "0.16.1", "0.17.1", "0.18.2", "0.19.0"])
 def test_what_megatron_refuses_is_refused_before(release: str, tmp_path: Path) -> None:
     """Of 600 files 127 that 0.9.0 refuses were taken, and 12 refused that it takes."""
     chance = random.Random(13)  # noqa: S311 - the same files every time
