@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 
-from launcher.runs.explain.failures import patterns
 from launcher.runs.plan.job import ExitStatus
 from launcher.runs.records import record
 from launcher.runs.runfile.clusters import Exclude
@@ -59,6 +58,8 @@ def blame(ended: ExitStatus, log: str) -> tuple[str, str]:
 
 def _accused(log: str, hosts: Mapping[int, str]) -> Iterator[tuple[str, set[str]]]:
     """Each cause, and the machines that it is said of, "" for one that isn't known."""
+    from launcher.runs.explain.failures import patterns
+
     lines = [(int(rank or 0), text) for rank, text in LINE.findall(log)]
     for known, said in patterns():
         if known.of_node:
