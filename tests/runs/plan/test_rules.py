@@ -379,7 +379,7 @@ def theirs(cases: list[Case], release: str, folder: Path) -> list[dict[str, str]
 
 
 @pytest.mark.skipif(not (CHECKOUT and PYTHON), reason="MEGATRON_CHECKOUT, MEGATRON_PYTHON")
-@pytest.mark.parametrize("release", ["0.9.0", "0.16.1"])
+@pytest.mark.parametrize("release", ["0.9.0", "0.16.1", "0.17.1", "0.18.2", "0.19.0"])
 def test_nothing_is_refused_that_megatron_takes(release: str, tmp_path: Path) -> None:
     """Of 600 files 12 were. What Megatron refuses and we don't, it is asked before the start."""
     chance = random.Random(13)  # noqa: S311 - the same files every time
