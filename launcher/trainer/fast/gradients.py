@@ -69,7 +69,8 @@ class GatheredGradients:
 
     def _have_places(self) -> bool:
         """Whether there is one buffer, of gradients of one kind in 16 bits."""
-        buckets = [bucket for buffer in self.replica.buffers for bucket in buffer.buckets]
+        buffers = self.replica.buffers + self.replica.expert_parallel_buffers
+        buckets = [bucket for buffer in buffers for bucket in buffer.buckets]
         kinds = {each.dtype for each in self.replica.module.parameters()}
         return len(buckets) == len(kinds) == 1 and torch.float32 not in kinds
 
