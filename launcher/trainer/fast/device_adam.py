@@ -46,7 +46,8 @@ class DeviceAdam:
         self.replicas = parallel_state.get_data_parallel_group(with_context_parallel=True)
         self.shared = list(getattr(self.inners[0], "model_chunks", []))  # each replica's own share
         made = [list(gather(inner, whole=not arguments.on_cpu)) for inner in self.inners]
-        self.buffers, self.of_experts = [one for each in made for one in each], sum(made[1:], [])
+        self.buffers = [one for each in made for one in each]
+        self.of_experts = self.buffers[len(made[0]) :]
         device = self.buffers[0].master.device
         table = [learning_rate(arguments, step) for step in range(arguments.train_iters + 1)]
         self.rates = torch.tensor(table, device=device)

@@ -9,6 +9,8 @@ to know on the host how much.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -41,13 +43,19 @@ class ExpertRanks:
         torch.distributed.all_gather_into_tensor(whole, x.contiguous(), group=self.group)
         return whole
 
-    def scattered(self, x: Tensor) -> Tensor:
-        """[ranks × n, …] to this rank's [n, …] of the sum over all."""
+    def scattered(self, x: Tensor) -> Callable[[], Tensor]:
+        """[ranks × n, …] to this rank's [n, …] of the sum over all, once that is asked for."""
         if self.size == 1:
-            return x
+            return lambda: x
         mine = x.new_empty(x.shape[0] // self.size, *x.shape[1:])
-        torch.distributed.reduce_scatter_tensor(mine, x.contiguous(), group=self.group)
-        return mine
+        given = {"group": self.group, "async_op": True}
+        begun = torch.distributed.reduce_scatter_tensor(mine, x.contiguous(), **given)
+
+        def summed() -> Tensor:
+            begun.wait()
+            return mine
+
+        return summed
 
 
 class Rows:
@@ -91,10 +99,12 @@ def stacked(weights: tuple[Tensor, ...]) -> tuple[Tensor, bool]:
     A view where they lie at equal distances, as in the optimizer's buffers, which have parameters
     in the opposite order; else a copy.
     """
+    if len(weights) == 1:
+        return weights[0].detach().unsqueeze(0), False
     places = [each.data_ptr() for each in weights]
-    steps = {b - a for a, b in zip(places, places[1:], strict=False)}
+    steps = {b - a for a, b in pairwise(places)}
     storages = {each.untyped_storage().data_ptr() for each in weights}
-    if len(steps) > 1 or len(storages) > 1 or len(weights) == 1:
+    if len(steps) > 1 or len(storages) > 1:
         return torch.stack(weights), False
     step, first = steps.pop(), weights[places.index(min(places))].detach()
     distance = abs(step) // first.element_size()
@@ -118,16 +128,17 @@ class Experts(torch.autograd.Function):
         ctx: Any, x: Tensor, probs: Tensor, chosen: Tensor, ranks: ExpertRanks, *weights: Tensor
     ) -> Tensor:
         """`chosen` are numbers of experts, int [n, k]; `weights` all first and all second ones."""
-        (first, backwards), (second, too) = _halves(weights)
-        x, probs, chosen = ranks.gathered(x), ranks.gathered(probs), ranks.gathered(chosen)
-        rows = Rows(chosen, ranks, backwards)
+        (first, backwards), (second, _) = _halves(weights)
+        x, both = ranks.gathered(x), ranks.gathered(torch.cat((probs, chosen.float()), dim=1))
+        probs, numbers = both.chunk(2, dim=1)
+        rows = Rows(numbers.int(), ranks, backwards)
         factors = rows.of_choices(probs)
         gates = product(kernels.spread(x, rows.tokens, rows.ends), first.mT, rows.ends)
         y = kernels.swiglu(gates, factors, rows.ends)
         y = product(y, second.mT, rows.ends)
         ctx.save_for_backward(x, gates, factors, *weights)
         ctx.rest = rows, ranks
-        return ranks.scattered(kernels.collect(y, rows.places, rows.ends))
+        return ranks.scattered(kernels.collect(y, rows.places, rows.ends))()
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
@@ -138,12 +149,12 @@ class Experts(torch.autograd.Function):
         of_y = kernels.spread(ranks.gathered(grads[0].contiguous()), rows.tokens, ends)
         slopes = product(of_y, second, ends)
         of_gates, of_factors, y = kernels.swiglu_back(gates, factors, slopes, ends)
-        of_second = product(of_y.t(), y, ends)
         of_x = kernels.collect(product(of_gates, first, ends), rows.places, ends)
+        of_x, of_probs = ranks.scattered(of_x), ranks.scattered(rows.to_choices(of_factors))
+        of_second = product(of_y.t(), y, ends)  # while these are sent
         of_first = product(of_gates.t(), kernels.spread(x, rows.tokens, ends), ends)
-        of_probs = ranks.scattered(rows.to_choices(of_factors))
         each = [*_apart(of_first, backwards), *_apart(of_second, backwards)]
-        return ranks.scattered(of_x), of_probs, None, None, *each
+        return of_x(), of_probs(), None, None, *each
 
 
 def _halves(weights: tuple[Tensor, ...]) -> tuple[tuple[Tensor, bool], tuple[Tensor, bool]]:

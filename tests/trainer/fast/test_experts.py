@@ -92,7 +92,8 @@ def test_grouped_experts_equal_megatrons(tmp_path: Path) -> None:
     """Another choice or weight of an expert, a loss of the router's that is missing or doubled, a
     gradient that comes to the wrong expert where the last lies first."""
     (script := tmp_path / "beside.py").write_text(BESIDE_MEGATRONS)
-    words = [f"{MIXTRAL} --moe-aux-loss-coeff 0.1 {way}" for way in WAYS] + [f"{QWEN3} --num-experts 4"]
+    words = [f"{MIXTRAL} --moe-aux-loss-coeff 0.1 {way}" for way in WAYS]
+    words += [f"{QWEN3} --num-experts 4"]
     done = python(str(script), str(Path(__file__).parent), json.dumps(words), MASTER_PORT="0")
     found = [json.loads(x) for x in re.findall(r"^told (.*)$", done.stdout, re.MULTILINE)]
     assert [one["words"] for one in found] == words, done.stdout + done.stderr
