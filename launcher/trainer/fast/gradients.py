@@ -44,17 +44,19 @@ class GatheredGradients:
     """The gradients of a step's one micro-batch, brought together all at once.
 
     Megatron's data parallelism would add each as it comes, to an fp32 buffer that is zeroed before;
-    it finds none where these were taken. A rank that is alone, and two replicas, have them read in
+    it finds none where these were taken. Of several micro-batches the first one's are written
+    there, and the others' added. A rank that is alone, and two replicas, have them read in
     16 bits as they were made, where fp32 would say the same in twice the bytes: the two exchange
     theirs, and add them up in fp32 as they step. With the distributed optimizer, or a `peer`, each
     gets those of its own share alone; with a peer it writes that share's parameters there.
     """
 
-    def __init__(self, replica: Replica) -> None:
-        """To be made before the optimizer, as `reach` moves parameters."""
+    def __init__(self, replica: Replica, several: bool) -> None:
+        """To be made before the optimizer, as `reach` moves parameters; `several` micro-batches."""
         self.replica = replica
         self.shared = replica.ddp_config.use_distributed_optimizer
         self.taken: list[tuple[Any, torch.Tensor]] = []
+        self.begun = set[Any]()
         self.complete: Callable[[], None] = lambda: None
         self.places: dict[Any, torch.Tensor] = {}
         self.own = self.written = self.sent = torch.Tensor()
@@ -63,13 +65,19 @@ class GatheredGradients:
         self.shares = [ALL, ALL]
         world = torch.distributed.get_world_size()
         alike = world == parallel_state.get_data_parallel_world_size()
-        self.replicas = world if alike and self._have_places() else 0
+        self.replicas = world if alike and self._have_places() and not several else 0
         for parameter in replica.module.parameters():
-            parameter.register_post_accumulate_grad_hook(self._take)
+            parameter.register_post_accumulate_grad_hook(self._add if several else self._take)
+
+    def begin(self) -> None:
+        """Drop what a step has left that failed."""
+        self.taken.clear()
+        self.begun.clear()
 
     def _have_places(self) -> bool:
         """Whether there is one buffer, of gradients of one kind in 16 bits."""
-        buckets = [bucket for buffer in self.replica.buffers for bucket in buffer.buckets]
+        buffers = self.replica.buffers + self.replica.expert_parallel_buffers
+        buckets = [bucket for buffer in buffers for bucket in buffer.buckets]
         kinds = {each.dtype for each in self.replica.module.parameters()}
         return len(buckets) == len(kinds) == 1 and torch.float32 not in kinds
 
@@ -125,6 +133,15 @@ class GatheredGradients:
         if parameter.grad is not None:  # else it is in its place
             self.taken.append((parameter, parameter.grad))
             parameter.grad = None
+
+    @torch.no_grad()
+    def _add(self, parameter: Any) -> None:
+        if parameter in self.begun:
+            parameter.main_grad.add_(parameter.grad)
+        else:
+            parameter.main_grad.copy_(parameter.grad)
+        self.begun.add(parameter)
+        parameter.grad = None
 
     @torch.no_grad()
     def gather(self) -> None:
