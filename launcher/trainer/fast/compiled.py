@@ -15,6 +15,7 @@ from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParall
 from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.transformer.transformer_layer import TransformerLayer
 
+from launcher.trainer.fast import context
 from launcher.trainer.fast.split import (
     CopyToRanks,
     GatherFromRanks,
@@ -132,6 +133,14 @@ class WholeAttention(Attention):
         return nullcontext()
 
 
+class GatheredAttention(WholeAttention, context.GatheredAttention):
+    """With the keys and values of all ranks of context parallelism."""
+
+
+class ExchangedAttention(WholeAttention, context.ExchangedAttention):
+    """Of this rank's part of the heads to whole sequences."""
+
+
 class SplitAttention(Attention):
     """Left out of what is compiled, since its dropout differs between ranks, and others don't."""
 
@@ -163,8 +172,13 @@ class Layer(TransformerLayer):
 def parts(config: TransformerConfig) -> Parts:
     """What a layer is made of, to be compiled."""
     split = config.tensor_model_parallel_size > 1 and not config.sequence_parallel
-    drops = split and config.attention_dropout > 0
-    return Parts(CompiledColumn, CompiledRow, SplitAttention if drops else WholeAttention, Layer)
+    attention: Any = WholeAttention
+    if split and config.attention_dropout > 0:
+        attention = SplitAttention
+    elif (ranks := config.context_parallel_size) > 1:
+        heads = config.num_attention_heads // config.tensor_model_parallel_size
+        attention = GatheredAttention if heads % ranks else ExchangedAttention
+    return Parts(CompiledColumn, CompiledRow, attention, Layer)
 
 
 def losses(labels: torch.Tensor, logits: torch.Tensor, ranks: LayerRanks) -> torch.Tensor:

@@ -78,14 +78,13 @@ def choose(arguments: argparse.Namespace, layout: RankLayout) -> Path:
     reasons = {
         "CPU": arguments.on_cpu,
         "TransformerEngine's layers": arguments.transformer_impl == "transformer_engine",
-        "context parallelism": layout.context > 1,
         "experts": bool(arguments.num_experts),
     }
     against = [name for name, there in reasons.items() if there]
     again = bool(arguments.recompute_granularity)
     split = layout.tensor > 1 or layout.pipeline > 1 or again
     compiled = "" if against else "layers" if split else "whole"
-    if compiled == "whole" and _in_kernels(arguments):
+    if compiled == "whole" and layout.context == 1 and _in_kernels(arguments):
         compiled = "kernels"
     if against:
         missing.append(f"not compiled: {against[0]}")

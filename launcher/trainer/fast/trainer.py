@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from launcher.trainer.fast import compiled, fast
+from launcher.trainer.fast import compiled, context, fast
 from launcher.trainer.fast.device_adam import DeviceAdam
 from launcher.trainer.fast.gradients import GatheredGradients, Replica
 from launcher.trainer.fast.split import AlikeGradients
@@ -44,6 +44,7 @@ class FastTrainer(Trainer):
         if not self.path.compiled:
             return super()._build(vocabulary, part)
         made = model.build(self.arguments, vocabulary, part, compiled.KIND)
+        context.keep_positions(made, self.arguments.seq_length)
         made.compile_training(self.path.compiled)
         return made
 

@@ -228,8 +228,8 @@ def test_what_is_chosen_and_why_not(tmp_path: Path) -> None:
         "optimizer without waits",
         f"1 {AGAIN}": "fast: layers compiled, optimizer without waits; no CUDA graph: "
         "recomputing, whose random states the host keeps",
-        "2 --context-parallel-size 2": "fast: optimizer without waits; not compiled: "
-        "context parallelism",
+        "2 --context-parallel-size 2 --bf16": "fast: compiled, one CUDA graph, "
+        "optimizer without waits",
         "1 --swiglu --normalization RMSNorm --position-embedding-type rope": "fast: compiled, "
         "one CUDA graph, optimizer without waits",
         "1 --num-experts 4 --disable-bias-linear": "fast: optimizer without waits; not compiled: "
