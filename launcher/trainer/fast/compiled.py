@@ -54,6 +54,7 @@ class CompiledColumn(ColumnParallelLinear):
     """Megatron's layer as one product, which compiles."""
 
     ranks: LayerRanks
+    product: Any = staticmethod(torch.nn.functional.linear)
 
     def forward(self, input_: torch.Tensor, weight: Any = None, *args: Any, **kwargs: Any) -> Any:
         """[s, b, input] to [s, b, output / TP], with no bias left to be added."""
@@ -62,8 +63,8 @@ class CompiledColumn(ColumnParallelLinear):
             way = GatherFromRanks if self.sequence_parallel else CopyToRanks
             input_ = way.apply(input_, self.ranks)
         if not self.skip_bias_add or self.bias is None:
-            return torch.nn.functional.linear(input_, weight, self.bias), None
-        return AddBias.apply(torch.nn.functional.linear(input_, weight), self.bias), None
+            return self.product(input_, weight, self.bias), None
+        return AddBias.apply(self.product(input_, weight), self.bias), None
 
 
 class LastProduct(CompiledColumn):
@@ -113,15 +114,16 @@ class CompiledRow(RowParallelLinear):
     """As `CompiledColumn`."""
 
     ranks: LayerRanks
+    product: Any = staticmethod(torch.nn.functional.linear)
 
     def forward(self, input_: torch.Tensor) -> Any:
         """[s, b, input / TP] to [s, b, output], and the bias where it is added later."""
         later = self.bias if self.skip_bias_add else None
         now = None if self.skip_bias_add else self.bias
         if self.ranks.size == 1:
-            return torch.nn.functional.linear(input_, self.weight, now), later
+            return self.product(input_, self.weight, now), later
         way = ScatterToRanks if self.sequence_parallel else SumOverRanks
-        output = way.apply(torch.nn.functional.linear(input_, self.weight), self.ranks)
+        output = way.apply(self.product(input_, self.weight), self.ranks)
         return (output if now is None else output + now), later
 
 

@@ -111,7 +111,7 @@ def _in_kernels(arguments: argparse.Namespace) -> bool:
         *(arguments.disable_bias_linear, arguments.swiglu, arguments.squared_relu),
         *(arguments.qk_layernorm, arguments.window_size, arguments.group_query_attention),
         arguments.kv_channels * arguments.num_attention_heads != width,
-        not arguments.bf16 or arguments.overlap_grad_reduce,
+        not arguments.bf16 or arguments.fp8 or arguments.overlap_grad_reduce,
         width > WIDEST or width % 32,
         arguments.micro_batch_size * arguments.seq_length * widest >= 2**31,
         os.environ.get(KERNELS) == "0" or not _has_triton(),
