@@ -66,7 +66,8 @@ def test_casts_and_products_equal_float64s() -> None:
     casts = {name: each for name, each in told.items() if len(each) == 3}
     assert len(casts) == 10
     for name, (equal, finite, scale) in casts.items():
-        assert equal and finite, name
+        assert equal, name
+        assert finite, name
         assert scale < 1e-6 or "zeros" in name or "tiny" in name, name
     products = {name: each for name, each in told.items() if len(each) == 2}
     assert len(products) == 6
