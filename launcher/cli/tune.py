@@ -10,17 +10,7 @@ from typing import TYPE_CHECKING
 
 from launcher.base.errors import UsageError
 from launcher.base.screen import Progress
-from launcher.cli.command import (
-    CONFIG,
-    GPUS,
-    TAG,
-    USAGE,
-    above_zero,
-    argument,
-    checkout,
-    command,
-    flag,
-)
+from launcher.cli.command import GPUS, above_zero, argument, checkout, command, flag
 from launcher.cli.start import BACKEND, SET, SOURCE
 
 if TYPE_CHECKING:
