@@ -17,6 +17,7 @@ from megatron.core.transformer.mlp import MLP, MLPSubmodules
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.transformer.transformer_layer import TransformerLayer, TransformerLayerSubmodules
+from torch.nn.functional import dropout
 
 from launcher.trainer.gpt import split
 
@@ -61,6 +62,59 @@ def norm(config: TransformerConfig) -> type[torch.nn.Module]:
 def squared_relu(x: torch.Tensor) -> torch.Tensor:
     """https://arxiv.org/abs/2109.08668; Megatron-Core has it from 0.10 on."""
     return torch.relu(x).square()
+
+
+def bias_dropout_add(training: bool, fused: bool) -> Any:
+    """Megatron's sum of a layer's output with its bias, and the residual, rounded once at the end.
+
+    Rounded to bf16 on the way, output + bias is the output as long as the bias is small: biases
+    would begin to count only after many steps. Upstream's kernels, `fused`, don't round either.
+    """
+    if fused:
+        return get_bias_dropout_add(training, fused)
+
+    def add(x_with_bias: Any, residual: torch.Tensor, share: float) -> torch.Tensor:
+        x, bias = x_with_bias
+        if bias is None and not (training and share):
+            return residual + x
+        wide = x.float() if bias is None else x + bias.float()
+        return (residual + dropout(wide, share, training)).to(x.dtype)
+
+    return add
+
+
+class BiasActivation(torch.autograd.Function):
+    """activation(x + bias) in fp32, of which x alone is kept; rounded as `bias_dropout_add`."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, bias: torch.Tensor, activation: Any) -> torch.Tensor:
+        """x [s, b, f] and bias [f], to the same as x."""
+        ctx.save_for_backward(x, bias)
+        ctx.activation = activation
+        return activation(x + bias.float()).to(x.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
+        """The gradients of both."""
+        x, bias = ctx.saved_tensors
+        with torch.enable_grad():
+            wide = (x + bias.float()).requires_grad_()
+            made = ctx.activation(wide)
+        (found,) = torch.autograd.grad(made, wide, grads[0].to(made.dtype))
+        return found.to(x.dtype), found.sum((0, 1)).to(bias.dtype), None
+
+
+class WideMLP(MLP):
+    """Megatron's, with its first bias and the activation as `BiasActivation`."""
+
+    def forward(self, hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        """[s, b, h] to the same, and the bias that is added later."""
+        config = self.config
+        if config.bias_activation_fusion or config.gated_linear_unit or not config.add_bias_linear:
+            return super().forward(hidden_states, *args, **kwargs)
+        return self.linear_fc2(
+            BiasActivation.apply(*self.linear_fc1(hidden_states), self.activation_func)
+        )
 
 
 class Attention(torch.nn.Module):
@@ -119,6 +173,7 @@ class Parts:
     row: Any = RowParallelLinear
     attention: Any = Attention
     layer: Any = TransformerLayer
+    mlp: Any = WideMLP
 
 
 def local_layer(config: TransformerConfig, mlp: ModuleSpec | None, parts: Parts) -> ModuleSpec:
@@ -139,7 +194,8 @@ def local_layer(config: TransformerConfig, mlp: ModuleSpec | None, parts: Parts)
     names = {"input_layernorm.": "self_attention.linear_qkv.layer_norm_"}
     if mlp is None:
         names["pre_mlp_layernorm."] = "mlp.linear_fc1.layer_norm_"
-        mlp = ModuleSpec(module=MLP, submodules=MLPSubmodules(linear_fc1=column, linear_fc2=row))
+        linears = MLPSubmodules(linear_fc1=column, linear_fc2=row)
+        mlp = ModuleSpec(module=parts.mlp, submodules=linears)
     layer = TransformerLayerSubmodules(
         input_layernorm=norm(config),
         self_attention=ModuleSpec(
@@ -147,10 +203,10 @@ def local_layer(config: TransformerConfig, mlp: ModuleSpec | None, parts: Parts)
             params={"attn_mask_type": AttnMaskType.causal},
             submodules=attention,
         ),
-        self_attn_bda=get_bias_dropout_add,
+        self_attn_bda=bias_dropout_add,
         pre_mlp_layernorm=norm(config),
         mlp=mlp,
-        mlp_bda=get_bias_dropout_add,
+        mlp_bda=bias_dropout_add,
         sharded_state_dict_keys_map=names,
     )
     return ModuleSpec(module=parts.layer, submodules=layer)
