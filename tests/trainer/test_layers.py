@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -43,20 +44,40 @@ def test_a_small_bias_is_not_lost_beside_a_layers_output(layers: Any) -> None:
     assert 0.4 < (dropped.abs() < 1e-2).float().mean().item() < 0.6
 
 
-@pytest.mark.parametrize("name", ["gelu", "squared_relu"])
+def gated(x: Any) -> Any:
+    """SwiGLU."""
+    gate, linear = x.chunk(2, dim=-1)
+    return gate * gate.sigmoid() * linear
+
+
+@pytest.mark.parametrize("name", ["gelu", "squared_relu", "gated"])
 def test_a_small_bias_is_not_lost_before_an_activation(layers: Any, name: str) -> None:
     """Values and gradients are fp32's, rounded once."""
     torch = layers.torch
-    activation = getattr(torch.nn.functional, name, None) or getattr(layers, name)
-    x, slope = numbers(torch, 3), numbers(torch, 4)
-    given = [x, torch.full((32,), SMALL).bfloat16()]
-    mine, wide = (
-        [each.to(kind, copy=True).requires_grad_() for each in given]
-        for kind in (x.dtype, torch.float)
-    )
-    made, exact = layers.BiasActivation.apply(*mine, activation), activation(wide[0] + wide[1])
-    assert torch.equal(made, exact.bfloat16())
-    made.backward(slope)
-    exact.backward(slope.float())
-    for half, whole in zip(mine, wide, strict=True):
-        assert torch.equal(half.grad, whole.grad.bfloat16())
+    activation = {"gelu": torch.nn.functional.gelu, "gated": gated}.get(name, layers.squared_relu)
+    x, bias = numbers(torch, 3), torch.full((32,), SMALL).bfloat16()
+    for given in ([x, bias], [x]):
+        mine, wide = (
+            [each.to(kind, copy=True).requires_grad_() for each in given]
+            for kind in (x.dtype, torch.float)
+        )
+        made = layers.BiasActivation.apply(mine[0], *(mine[1:] or [None]), activation)
+        exact = activation(sum(wide))
+        assert torch.equal(made, exact.bfloat16())
+        made.sum().backward()
+        exact.sum().backward()
+        for half, whole in zip(mine, wide, strict=True):
+            assert torch.equal(half.grad, whole.grad.bfloat16())
+
+
+@pytest.mark.parametrize("old", [False, True])
+def test_rms_norm_is_rounded_once(layers: Any, old: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was rounded before its weight too: a quarter of its values were others than upstream's."""
+    torch = layers.torch
+    if old:
+        monkeypatch.delattr(torch.nn.functional, "rms_norm")
+    norm = layers.RMSNorm(SimpleNamespace(sequence_parallel=False), 32)
+    norm.weight.data = numbers(torch, 5)[0, 0]
+    x, weight = numbers(torch, 6), norm.weight.detach().double()
+    exact = x.double() * (x.double().square().mean(-1, keepdim=True) + 1e-5).rsqrt() * weight
+    assert (norm(x) != exact.bfloat16()).float().mean().item() < 0.01

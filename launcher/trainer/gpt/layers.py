@@ -36,7 +36,7 @@ class LayerNorm(torch.nn.LayerNorm):
 class RMSNorm(torch.nn.Module):
     """x / √(mean of x² + eps), times a weight: https://arxiv.org/abs/1910.07467; fp32 inside.
 
-    torch has its own from 2.4 on, which some of the matrix's images are too old for.
+    torch has its own from 2.4 on, for which some images are too old; compiled, this one is fused.
     """
 
     def __init__(
@@ -49,9 +49,13 @@ class RMSNorm(torch.nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[…, hidden] in any precision, to the same."""
+        own = getattr(torch.nn.functional, "rms_norm", None)
+        if own and not torch.compiler.is_compiling():
+            normed: torch.Tensor = own(x, self.weight.shape, self.weight, self.eps)
+            return normed
         wide = x.float()
         scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
-        return (wide * scale).to(x.dtype) * self.weight
+        return (wide * scale * self.weight).to(x.dtype)
 
 
 def norm(config: TransformerConfig) -> type[torch.nn.Module]:
@@ -77,31 +81,37 @@ def bias_dropout_add(training: bool, fused: bool) -> Any:
         x, bias = x_with_bias
         if bias is None and not (training and share):
             return residual + x
-        wide = x.float() if bias is None else x + bias.float()
-        return (residual + dropout(wide, share, training)).to(x.dtype)
+        return (residual + dropout(_wide(x, bias), share, training)).to(x.dtype)
 
     return add
+
+
+def _wide(x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """x + bias in fp32."""
+    return x.float() if bias is None else x + bias.float()
 
 
 class BiasActivation(torch.autograd.Function):
     """activation(x + bias) in fp32, of which x alone is kept; rounded as `bias_dropout_add`."""
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, bias: torch.Tensor, activation: Any) -> torch.Tensor:
-        """x [s, b, f] and bias [f], to the same as x."""
+    def forward(ctx: Any, x: torch.Tensor, bias: Any, activation: Any) -> torch.Tensor:
+        """x [s, b, f] and its bias [f] or None, to x's precision."""
         ctx.save_for_backward(x, bias)
         ctx.activation = activation
-        return activation(x + bias.float()).to(x.dtype)
+        made: torch.Tensor = activation(_wide(x, bias))
+        return made.to(x.dtype)
 
     @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None, None]:
         """The gradients of both."""
         x, bias = ctx.saved_tensors
+        wide = _wide(x, bias).detach().requires_grad_()
         with torch.enable_grad():
-            wide = (x + bias.float()).requires_grad_()
             made = ctx.activation(wide)
         (found,) = torch.autograd.grad(made, wide, grads[0].to(made.dtype))
-        return found.to(x.dtype), found.sum((0, 1)).to(bias.dtype), None
+        summed = None if bias is None else found.sum((0, 1)).to(bias.dtype)
+        return found.to(x.dtype), summed, None
 
 
 class WideMLP(MLP):
@@ -109,12 +119,16 @@ class WideMLP(MLP):
 
     def forward(self, hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         """[s, b, h] to the same, and the bias that is added later."""
-        config = self.config
-        if config.bias_activation_fusion or config.gated_linear_unit or not config.add_bias_linear:
+        if self.config.bias_activation_fusion:
             return super().forward(hidden_states, *args, **kwargs)
-        return self.linear_fc2(
-            BiasActivation.apply(*self.linear_fc1(hidden_states), self.activation_func)
-        )
+        activation = self._gated if self.config.gated_linear_unit else self.activation_func
+        return self.linear_fc2(BiasActivation.apply(*self.linear_fc1(hidden_states), activation))
+
+    def _gated(self, x: torch.Tensor) -> torch.Tensor:
+        """[…, 2 × f] to [..., f]."""
+        gate, linear = x.chunk(2, dim=-1)
+        gated: torch.Tensor = self.activation_func(gate) * linear
+        return gated
 
 
 class Attention(torch.nn.Module):
