@@ -47,7 +47,7 @@ def test_a_small_bias_is_not_lost_beside_a_layers_output(layers: Any) -> None:
 def gated(x: Any) -> Any:
     """SwiGLU."""
     gate, linear = x.chunk(2, dim=-1)
-    return gate * gate.sigmoid() * linear
+    return gate / (1 + (-gate).exp()) * linear
 
 
 @pytest.mark.parametrize("name", ["gelu", "squared_relu", "gated"])
@@ -56,12 +56,15 @@ def test_a_small_bias_is_not_lost_before_an_activation(layers: Any, name: str) -
     torch = layers.torch
     activation = {"gelu": torch.nn.functional.gelu, "gated": gated}.get(name, layers.squared_relu)
     x, bias = numbers(torch, 3), torch.full((32,), SMALL).bfloat16()
+    config = SimpleNamespace(gated_linear_unit=name == "gated")
+    function = torch.nn.functional.silu if config.gated_linear_unit else activation
+    mlp = SimpleNamespace(config=config, activation_func=function)
     for given in ([x, bias], [x]):
         mine, wide = (
             [each.to(kind, copy=True).requires_grad_() for each in given]
             for kind in (x.dtype, torch.float)
         )
-        made = layers.BiasActivation.apply(mine[0], *(mine[1:] or [None]), activation)
+        made = layers.WideMLP._activated(mlp, mine[0], *(mine[1:] or [None]))
         exact = activation(sum(wide))
         assert torch.equal(made, exact.bfloat16())
         made.sum().backward()
