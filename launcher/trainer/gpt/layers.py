@@ -165,7 +165,6 @@ class Parts:
     row: Any = RowParallelLinear
     attention: Any = Attention
     layer: Any = TransformerLayer
-    mlp: Any = WideMLP
 
 
 def local_layer(config: TransformerConfig, mlp: ModuleSpec | None, parts: Parts) -> ModuleSpec:
@@ -186,8 +185,7 @@ def local_layer(config: TransformerConfig, mlp: ModuleSpec | None, parts: Parts)
     names = {"input_layernorm.": "self_attention.linear_qkv.layer_norm_"}
     if mlp is None:
         names["pre_mlp_layernorm."] = "mlp.linear_fc1.layer_norm_"
-        linears = MLPSubmodules(linear_fc1=column, linear_fc2=row)
-        mlp = ModuleSpec(module=parts.mlp, submodules=linears)
+        mlp = ModuleSpec(module=MLP, submodules=MLPSubmodules(linear_fc1=column, linear_fc2=row))
     layer = TransformerLayerSubmodules(
         input_layernorm=norm(config),
         self_attention=ModuleSpec(
