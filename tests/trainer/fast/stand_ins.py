@@ -150,6 +150,10 @@ def swiglu_back(x: Any, factors: Any, slopes: Any, ends: Any) -> Any:
     return of_x.to(x.dtype), of_factors[:, 0], y.to(x.dtype)
 
 
+def put(x: Any, into: Any, factor: float, adds: bool) -> None:
+    into.copy_(x.float() * factor + (into.float() if adds else 0))
+
+
 def here(rows: Any, ends: Any) -> Any:
     """Which rows are some expert's: what is in the others is nobody's business."""
     return torch.arange(len(rows)) < ends[-1]

@@ -105,10 +105,13 @@ OVERFLOWS, SCALED = (0, 1, 2, 40, 41, 90), ("--fp16", "--loss-scale-window", "20
         pytest.param((), (), id="fp32", marks=pytest.mark.long),
         pytest.param(SCALED, OVERFLOWS, id="fp16-overflows"),
         pytest.param(("--bf16", SHARED), (), id="shared-bf16"),
+        pytest.param(("--bf16", *MIXTRAL.split(), *EXPERT.split()), (), id="experts"),
+        pytest.param(("--bf16", *MIXTRAL.split(), *EXPERT.split(), SHARED), (), id="experts-shared",
+                     marks=pytest.mark.long),
         pytest.param((SHARED,), (), id="shared-fp32", marks=pytest.mark.long),
         pytest.param((*SCALED, SHARED), OVERFLOWS, id="shared-fp16", marks=pytest.mark.long),
     ],
-)
+)  # fmt: skip
 def test_a_hundred_steps_equal_upstreams(
     options: tuple[str, ...], overflows: tuple[int], tmp_path: Path
 ) -> None:
@@ -118,7 +121,7 @@ def test_a_hundred_steps_equal_upstreams(
     """
     needs(options)
     (script := tmp_path / "beside.py").write_text(BESIDE_UPSTREAM)
-    ranks = 2 if SHARED in options else 1
+    ranks = 2 if SHARED in options or "--num-experts" in options else 1
     done = start(ranks, str(script), json.dumps(overflows), *SHAPE, *options)
     found = re.findall(r"^told (.*)$", done.output, re.MULTILINE)
     assert len(found) == ranks, done.output
