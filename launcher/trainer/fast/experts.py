@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.nn.functional import linear, silu
 
 from launcher.trainer.fast.kernels import experts as kernels
+from launcher.trainer.fast.kernels import products
 
 TINY = 1e-20
 """What scores are divided by at least: Megatron's router."""
@@ -145,7 +146,23 @@ def stacked(weights: Sequence[Tensor]) -> tuple[Tensor, bool]:
 
 def product(rows: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
     """Of rows [n, input] and weights [experts, input, output], each expert's of its own rows."""
-    return torch._grouped_mm(rows, weights, offs=ends)
+    if _by_torch(rows):
+        return torch._grouped_mm(rows, weights, offs=ends)
+    return products.of_rows(rows, weights, ends)
+
+
+def outer(left: Tensor, right: Tensor, ends: Tensor) -> Tensor:
+    """Of rows [n, output] and [n, input] each expert's sum of outer products, [experts, …]."""
+    if _by_torch(left):
+        return torch._grouped_mm(left.t(), right, offs=ends)
+    return products.of_experts(left, right, ends)
+
+
+def _by_torch(x: Tensor) -> bool:
+    """Whether torch (2.8 and newer) has grouped products without the host, from Hopper on."""
+    if not hasattr(torch, "_grouped_mm"):
+        return False
+    return not x.is_cuda or torch.cuda.get_device_capability() >= (9, 0)
 
 
 class Experts(torch.autograd.Function):
@@ -186,8 +203,8 @@ class Experts(torch.autograd.Function):
         of_x = kernels.collect(product(of_gates, first, ends), rows.places, ends)
         of_x, of_probs = ranks.scattered(of_x), ranks.scattered(rows.to_choices(of_factors))
         half = len(weights) // 2
-        each = ranks.gradients(weights[half:], product(of_y.t(), y, ends), backwards)
-        each = ranks.gradients(weights[:half], product(of_gates.t(), x, ends), backwards) + each
+        each = ranks.gradients(weights[half:], outer(of_y, y, ends), backwards)
+        each = ranks.gradients(weights[:half], outer(of_gates, x, ends), backwards) + each
         return of_x(), of_probs(), None, None, *each
 
 
