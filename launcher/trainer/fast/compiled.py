@@ -15,6 +15,7 @@ from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParall
 from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.transformer.transformer_layer import TransformerLayer
 
+from launcher.trainer.fast import context
 from launcher.trainer.fast.split import (
     CopyToRanks,
     GatherFromRanks,
@@ -53,6 +54,7 @@ class CompiledColumn(ColumnParallelLinear):
     """Megatron's layer as one product, which compiles."""
 
     ranks: LayerRanks
+    product: Any = staticmethod(torch.nn.functional.linear)
 
     def forward(self, input_: torch.Tensor, weight: Any = None, *args: Any, **kwargs: Any) -> Any:
         """[s, b, input] to [s, b, output / TP], with no bias left to be added."""
@@ -61,8 +63,8 @@ class CompiledColumn(ColumnParallelLinear):
             way = GatherFromRanks if self.sequence_parallel else CopyToRanks
             input_ = way.apply(input_, self.ranks)
         if not self.skip_bias_add or self.bias is None:
-            return torch.nn.functional.linear(input_, weight, self.bias), None
-        return AddBias.apply(torch.nn.functional.linear(input_, weight), self.bias), None
+            return self.product(input_, weight, self.bias), None
+        return AddBias.apply(self.product(input_, weight), self.bias), None
 
 
 class LastProduct(CompiledColumn):
@@ -117,15 +119,16 @@ class CompiledRow(RowParallelLinear):
     """As `CompiledColumn`."""
 
     ranks: LayerRanks
+    product: Any = staticmethod(torch.nn.functional.linear)
 
     def forward(self, input_: torch.Tensor) -> Any:
         """[s, b, input / TP] to [s, b, output], and the bias where it is added later."""
         later = self.bias if self.skip_bias_add else None
         now = None if self.skip_bias_add else self.bias
         if self.ranks.size == 1:
-            return torch.nn.functional.linear(input_, self.weight, now), later
+            return self.product(input_, self.weight, now), later
         way = ScatterToRanks if self.sequence_parallel else SumOverRanks
-        output = way.apply(torch.nn.functional.linear(input_, self.weight), self.ranks)
+        output = way.apply(self.product(input_, self.weight), self.ranks)
         return (output if now is None else output + now), later
 
 
@@ -135,6 +138,14 @@ class WholeAttention(Attention):
     def randomness(self) -> AbstractContextManager[None]:
         """The default generator: the only one, or this rank's own under sequence parallelism."""
         return nullcontext()
+
+
+class GatheredAttention(WholeAttention, context.GatheredAttention):
+    """With the keys and values of all ranks of context parallelism."""
+
+
+class ExchangedAttention(WholeAttention, context.ExchangedAttention):
+    """Of this rank's part of the heads to whole sequences."""
 
 
 class SplitAttention(Attention):
@@ -168,8 +179,13 @@ class Layer(TransformerLayer):
 def parts(config: TransformerConfig) -> Parts:
     """What a layer is made of, to be compiled."""
     split = config.tensor_model_parallel_size > 1 and not config.sequence_parallel
-    drops = split and config.attention_dropout > 0
-    return Parts(CompiledColumn, CompiledRow, SplitAttention if drops else WholeAttention, Layer)
+    attention: Any = WholeAttention
+    if split and config.attention_dropout > 0:
+        attention = SplitAttention
+    elif (ranks := config.context_parallel_size) > 1:
+        heads = config.num_attention_heads // config.tensor_model_parallel_size
+        attention = GatheredAttention if heads % ranks else ExchangedAttention
+    return Parts(CompiledColumn, CompiledRow, attention, Layer)
 
 
 def losses(labels: torch.Tensor, logits: torch.Tensor, ranks: LayerRanks) -> torch.Tensor:

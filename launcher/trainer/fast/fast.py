@@ -81,14 +81,13 @@ def choose(arguments: argparse.Namespace, layout: RankLayout) -> Path:
     reasons = {
         "CPU": arguments.on_cpu,
         "TransformerEngine's layers": arguments.transformer_impl == "transformer_engine",
-        "context parallelism": layout.context > 1,
         _against_experts(arguments, layout): bool(arguments.num_experts),
     }
     against = [name for name, there in reasons.items() if there and name]
     again = bool(arguments.recompute_granularity)
     split = layout.tensor > 1 or layout.pipeline > 1 or again or bool(arguments.num_experts)
     compiled = "" if against else "layers" if split else "whole"
-    if compiled == "whole" and _in_kernels(arguments):
+    if compiled == "whole" and layout.context == 1 and _in_kernels(arguments):
         compiled = "kernels"
     if against:
         missing.append(f"not compiled: {against[0]}")
@@ -111,7 +110,9 @@ def _against_experts(arguments: argparse.Namespace, layout: RankLayout) -> str:
     sizes = (arguments.hidden_size, arguments.moe_ffn_hidden_size or ALIGNED)
     reasons = {
         "experts that tensor parallelism splits": layout.tensor > 1,
+        "experts with context parallelism": layout.context > 1,
         "experts that aren't SwiGLUs": not arguments.swiglu,
+        "experts in FP8": bool(arguments.fp8),
         "experts by Sinkhorn's rule": arguments.moe_router_load_balancing_type == "sinkhorn",
         "experts in another precision than bf16": not arguments.bf16,
         f"experts of sizes that {ALIGNED} doesn't divide": any(x % ALIGNED for x in sizes),
@@ -129,7 +130,7 @@ def _in_kernels(arguments: argparse.Namespace) -> bool:
         *(arguments.disable_bias_linear, arguments.swiglu, arguments.squared_relu),
         *(arguments.qk_layernorm, arguments.window_size, arguments.group_query_attention),
         arguments.kv_channels * arguments.num_attention_heads != width,
-        not arguments.bf16 or arguments.overlap_grad_reduce,
+        not arguments.bf16 or arguments.fp8 or arguments.overlap_grad_reduce,
         width > WIDEST or width % 32,
         arguments.micro_batch_size * arguments.seq_length * widest >= 2**31,
         os.environ.get(KERNELS) == "0" or not _has_triton(),

@@ -19,6 +19,11 @@ PAIR = 2
 ALL = slice(None)
 
 
+def replica_group() -> Any:
+    """The ranks whose gradients are averaged: those of data and of context parallelism."""
+    return parallel_state.get_data_parallel_group(with_context_parallel=True)
+
+
 class Replica(DistributedDataParallel):
     """Megatron's data parallelism, which needn't sum gradients over the replicas once `summed`."""
 
@@ -64,7 +69,7 @@ class GatheredGradients:
         self.peer: Peer | None = None
         self.shares = [ALL, ALL]
         world = torch.distributed.get_world_size()
-        alike = world == parallel_state.get_data_parallel_world_size()
+        alike = world == torch.distributed.get_world_size(replica_group())
         self.replicas = world if alike and self._have_places() and not several else 0
         for parameter in replica.module.parameters():
             parameter.register_post_accumulate_grad_hook(self._add if several else self._take)
@@ -87,7 +92,7 @@ class GatheredGradients:
     def reach(self) -> None:
         """Have two replicas use each other's memory. Raises `RuntimeError` where they can't."""
         if self.replicas == PAIR:
-            self.peer = Peer(parallel_state.get_data_parallel_group())
+            self.peer = Peer(replica_group())
             if self.shared:
                 self.written = self.replica.lie_with(self.peer)
 
@@ -189,7 +194,7 @@ class GatheredGradients:
         At once: on two H100s, 124 MB each way take 0.45 ms by NCCL, and 1.08 in six shares. Written
         to the other's memory they take 0.34.
         """
-        group = parallel_state.get_data_parallel_group()
+        group = replica_group()
         rank, sizes = torch.distributed.get_rank(group), [0, 0]
         sent, kept = self.shares[1 - rank], self.shares[rank]
         if self.peer:

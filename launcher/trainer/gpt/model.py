@@ -93,6 +93,8 @@ def _layers(arguments: argparse.Namespace, described: TransformerConfig, kind: M
     elif wanted == "transformer_engine" and not there:
         where = "for the CPU" if arguments.on_cpu else "here"
         raise OptionError(f"--transformer-impl {wanted}: there is no Transformer Engine {where}")
+    if arguments.fp8 and wanted == "local" and not kind.compiled:
+        raise OptionError("--fp8-format needs Transformer Engine, or layers compiled on GPUs")
     grouped = arguments.moe_grouped_gemm and not kind.compiled  # whose experts always are
     experts = {"num_experts": arguments.num_experts, "moe_grouped_gemm": grouped}
     if wanted == "transformer_engine":
@@ -133,6 +135,8 @@ def config(arguments: argparse.Namespace, compiled: bool = False) -> Transformer
     """
     compat.check_model(arguments)
     given = {name: getattr(arguments, name) for name in CONFIG}
+    if compiled:
+        given["fp8"] = None  # Transformer Engine's
     if arguments.num_experts:
         given |= {name: getattr(arguments, name) for name in EXPERTS}
         given |= {"num_moe_experts": arguments.num_experts}
