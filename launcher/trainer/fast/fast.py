@@ -116,17 +116,9 @@ def _against_experts(arguments: argparse.Namespace, layout: RankLayout) -> str:
         "experts by Sinkhorn's rule": arguments.moe_router_load_balancing_type == "sinkhorn",
         "experts in another precision than bf16": not arguments.bf16,
         f"experts of sizes that {ALIGNED} doesn't divide": any(x % ALIGNED for x in sizes),
-        "experts, for want of grouped products": not _has_products() or not _has_triton(),
+        "experts, for want of Triton": not _has_triton(),
     }
     return next((name for name, there in reasons.items() if there), "")
-
-
-def _has_products() -> bool:
-    """Whether torch has grouped products (2.8 and newer) that this GPU (Hopper and newer) does
-    without the host."""
-    if not hasattr(torch, "_grouped_mm"):
-        return False
-    return torch.cuda.get_device_capability(int(os.environ.get("LOCAL_RANK", 0))) >= (9, 0)
 
 
 def _in_kernels(arguments: argparse.Namespace) -> bool:
