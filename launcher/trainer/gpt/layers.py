@@ -66,7 +66,7 @@ def squared_relu(x: torch.Tensor) -> torch.Tensor:
 class Attention(torch.nn.Module):
     """Causal core attention by torch's scaled dot product, on any device."""
 
-    gathered: Any = staticmethod(split.gathered)
+    gathered: Any = staticmethod(split.Gather.apply)
 
     def __init__(self, config: TransformerConfig, *args: Any, **kwargs: Any) -> None:
         super().__init__()
