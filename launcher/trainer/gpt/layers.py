@@ -112,7 +112,7 @@ class WideMLP(MLP):
 class Attention(torch.nn.Module):
     """Causal core attention by torch's scaled dot product, on any device."""
 
-    gathered: Any = staticmethod(split.gathered)
+    gathered: Any = staticmethod(split.Gather.apply)
 
     def __init__(self, config: TransformerConfig, *args: Any, **kwargs: Any) -> None:
         super().__init__()

@@ -70,6 +70,13 @@ def test_a_backend_of_a_dispatcher_that_is_not_used_needs_nothing(
     assert not needs.needed(run, contained=True)
 
 
+def test_our_program_has_products_in_fp8_of_its_own(write: Callable[[str], str]) -> None:
+    """It was refused on images without Transformer Engine, as upstream's programs are."""
+    rule = NeedRule(programs=["gpt"], modules={}, source="none")
+    asked = {"training": {"precision": "fp8"}}
+    assert needs.needed(run_of(write, rule, "gpt", set(), **asked), contained=True) == []
+
+
 @pytest.mark.parametrize(("rule", "value"), RULES)
 def test_a_run_without_what_its_options_import_is_refused_with_the_cure(
     write: Callable[[str], str], rule: NeedRule, value: object
@@ -138,7 +145,7 @@ def test_the_table_is_of_options_programs_sets_and_facts_that_are_there() -> Non
         assert {*rule.programs} <= {*upstreams()}
         beside = [one.partition("=")[0] for one in rule.beside]
         for name in (rule.option, *rule.unless, *beside):
-            assert not name or f"--{name.replace('_', '-')}" in known
+            assert name in ("", "gpt") or f"--{name.replace('_', '-')}" in known
         if rule.extras:
             own = sets[rule.extras]
             compiled = [load_matrix().extensions[one].package for one in own.extensions]
