@@ -153,8 +153,8 @@ def gather(inner: Any, whole: bool) -> Iterator[Buffer]:
                 pairs.append((one.model.data, one.master.data))
             elif one.model is not None and model is not None and not placed:
                 _move(one.model, model[at])
-        moments = _moments(inner, pieces, places, gradient)  # where the masters were before
-        yield Buffer(gradient, masters, *moments, _lines(decayed), counted, model, pairs)
+        mean, square = _moments(inner, pieces, places, gradient)  # where the masters were before
+        yield Buffer(gradient, masters, mean, square, _lines(decayed), counted, model, pairs)
 
 
 def _moments(
