@@ -252,9 +252,7 @@ class GraphedStep:
         try:
             with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
                 self.outcome = self.body(self._batches())
-        except torch.cuda.OutOfMemoryError:
-            raise
-        except Exception as error:
+        except Exception as error:  # also for want of memory: a graph's is its own
             self._do_without("graphed", f"no CUDA graph: {_first_line(error)}")
         else:
             self.graph = graph
