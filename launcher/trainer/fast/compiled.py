@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from megatron.core.models.gpt import GPTModel
 from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
+from megatron.core.transformer.mlp import MLP
 from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.transformer.transformer_layer import TransformerLayer
 
@@ -110,6 +111,11 @@ class OutputLoss(torch.autograd.Function):
         return ((slope @ weight) * factor).to(x.dtype), slope.t() @ weighed, None
 
 
+def _output_loss(x: torch.Tensor, weight: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+    made: torch.Tensor = OutputLoss.apply(x, weight, wanted)
+    return made
+
+
 class CompiledRow(RowParallelLinear):
     """As `CompiledColumn`."""
 
@@ -180,7 +186,7 @@ def parts(config: TransformerConfig) -> Parts:
     elif (ranks := config.context_parallel_size) > 1:
         heads = config.num_attention_heads // config.tensor_model_parallel_size
         attention = GatheredAttention if heads % ranks else ExchangedAttention
-    return Parts(CompiledColumn, CompiledRow, attention, Layer)
+    return Parts(CompiledColumn, CompiledRow, attention, Layer, MLP)
 
 
 def losses(labels: torch.Tensor, logits: torch.Tensor, ranks: LayerRanks) -> torch.Tensor:
@@ -203,6 +209,7 @@ class GPT(GPTModel):
     compiled: Any = None
     loss: Any = staticmethod(losses)
     output_loss: Any = staticmethod(OutputLoss.apply)
+    expert_ranks: Any = None
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Megatron's: losses [b, s] where labels are given."""
@@ -236,16 +243,20 @@ class GPT(GPTModel):
             self._take_kernels()
         if self.post_process:
             self.output_layer.__class__ = LastProduct  # no spec names it
-            self.output_layer.left = whole and not self.config.fp16  # which the slope underflows
+            left = self.ranks.size == 1 and not self.config.fp16  # which the slope underflows
+            self.output_layer.left = left
         for module in self.modules():
             if isinstance(module, CompiledColumn | CompiledRow):
                 module.ranks = self.ranks
         if whole:
             self.compiled = torch.compile(super().forward, dynamic=False)
             return
+        if self.config.num_moe_experts:
+            self._take_experts()
         limit = "recompile_limit" if hasattr(torch._dynamo.config, "recompile_limit") else ""
         setattr(torch._dynamo.config, limit or "cache_size_limit", KINDS)
         self.loss = torch.compile(losses, dynamic=False)
+        self.output_loss = torch.compile(_output_loss, dynamic=False)
         for layer in self.decoder.layers:
             layer.compile_training()
 
@@ -265,6 +276,14 @@ class GPT(GPTModel):
             self.embedding.word_embeddings.gradients = gradients
         self.decoder.tanh = self.config.activation_func is not torch.nn.functional.gelu
 
+    def _take_experts(self) -> None:
+        """Have `experts`' grouped products in each layer."""
+        from launcher.trainer.fast import experts
+
+        ranks = self.expert_ranks = experts.ExpertRanks(self.config.num_moe_experts)
+        for layer in self.decoder.layers:
+            layer.mlp.__class__, layer.mlp.ranks = experts.ExpertLayer, ranks  # no spec names it
+
     def plain(self, part: str) -> None:
         """Do without "kernels", or all that is "compiled"."""
         if part == "kernels":
@@ -272,11 +291,11 @@ class GPT(GPTModel):
             self.decoder.gradients.place = {}.get  # of none
             self.decoder.gradients.forget()
             return
-        self.compiled, self.loss = None, losses
+        self.compiled, self.loss, self.output_loss = None, losses, OutputLoss.apply
         if self.post_process:
             self.output_layer.left = False
         for layer in self.decoder.layers:
-            layer.compiled = None
+            layer.compiled, layer.mlp.plain = None, True
 
 
 KIND = ModelKind(GPT, parts, compiled=True)

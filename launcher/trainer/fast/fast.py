@@ -23,6 +23,9 @@ WARM_UP = 3
 WIDEST = 4096
 """Hidden size of layers in Triton, which has a row of them at once."""
 
+ALIGNED = 8
+"""Elements of 16 bits, of whose rows grouped products take 16 bytes at a time."""
+
 KERNELS = "LAUNCHER_KERNELS"
 """0 leaves GPT-2's layers to torch's compiler: what our kernels are compared with."""
 
@@ -78,11 +81,11 @@ def choose(arguments: argparse.Namespace, layout: RankLayout) -> Path:
     reasons = {
         "CPU": arguments.on_cpu,
         "TransformerEngine's layers": arguments.transformer_impl == "transformer_engine",
-        "experts": bool(arguments.num_experts),
+        _against_experts(arguments, layout): bool(arguments.num_experts),
     }
-    against = [name for name, there in reasons.items() if there]
+    against = [name for name, there in reasons.items() if there and name]
     again = bool(arguments.recompute_granularity)
-    split = layout.tensor > 1 or layout.pipeline > 1 or again
+    split = layout.tensor > 1 or layout.pipeline > 1 or again or bool(arguments.num_experts)
     compiled = "" if against else "layers" if split else "whole"
     if compiled == "whole" and layout.context == 1 and _in_kernels(arguments):
         compiled = "kernels"
@@ -100,6 +103,22 @@ def choose(arguments: argparse.Namespace, layout: RankLayout) -> Path:
     if compiled and waits:
         missing.append(f"no CUDA graph: {waits[0]}")
     return Path(optimizer, compiled, graphed, tuple(missing))
+
+
+def _against_experts(arguments: argparse.Namespace, layout: RankLayout) -> str:
+    """What keeps experts from being what `experts` has products for, "" where nothing does."""
+    sizes = (arguments.hidden_size, arguments.moe_ffn_hidden_size or ALIGNED)
+    reasons = {
+        "experts that tensor parallelism splits": layout.tensor > 1,
+        "experts with context parallelism": layout.context > 1,
+        "experts that aren't SwiGLUs": not arguments.swiglu,
+        "experts in FP8": bool(arguments.fp8),
+        "experts by Sinkhorn's rule": arguments.moe_router_load_balancing_type == "sinkhorn",
+        "experts in another precision than bf16": not arguments.bf16,
+        f"experts of sizes that {ALIGNED} doesn't divide": any(x % ALIGNED for x in sizes),
+        "experts, for want of Triton": not _has_triton(),
+    }
+    return next((name for name, there in reasons.items() if there), "")
 
 
 def _in_kernels(arguments: argparse.Namespace) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -49,17 +49,19 @@ class GatheredGradients:
     """The gradients of a step's one micro-batch, brought together all at once.
 
     Megatron's data parallelism would add each as it comes, to an fp32 buffer that is zeroed before;
-    it finds none where these were taken. A rank that is alone, and two replicas, have them read in
+    it finds none where these were taken. Of several micro-batches the first one's are written
+    there, and the others' added. A rank that is alone, and two replicas, have them read in
     16 bits as they were made, where fp32 would say the same in twice the bytes: the two exchange
     theirs, and add them up in fp32 as they step. With the distributed optimizer, or a `peer`, each
     gets those of its own share alone; with a peer it writes that share's parameters there.
     """
 
-    def __init__(self, replica: Replica) -> None:
-        """To be made before the optimizer, as `reach` moves parameters."""
+    def __init__(self, replica: Replica, several: bool) -> None:
+        """To be made before the optimizer, as `reach` moves parameters; `several` micro-batches."""
         self.replica = replica
         self.shared = replica.ddp_config.use_distributed_optimizer
         self.taken: list[tuple[Any, torch.Tensor]] = []
+        self.begun, self.several, self.factor = set[Any](), several, 1.0
         self.complete: Callable[[], None] = lambda: None
         self.places: dict[Any, torch.Tensor] = {}
         self.own = self.written = self.sent = torch.Tensor()
@@ -68,13 +70,22 @@ class GatheredGradients:
         self.shares = [ALL, ALL]
         world = torch.distributed.get_world_size()
         alike = world == torch.distributed.get_world_size(replica_group())
-        self.replicas = world if alike and self._have_places() else 0
+        self.replicas = world if alike and self._have_places() and not several else 0
         for parameter in replica.module.parameters():
-            parameter.register_post_accumulate_grad_hook(self._take)
+            parameter.register_post_accumulate_grad_hook(self._add if several else self._take)
+        for buffer in replica.expert_parallel_buffers:
+            for bucket in buffer.buckets:  # by which Megatron's would multiply them all once more
+                self.factor, bucket.gradient_scaling_factor = bucket.gradient_scaling_factor, 1.0
+
+    def begin(self) -> None:
+        """Drop what a step has left that failed."""
+        self.taken.clear()
+        self.begun.clear()
 
     def _have_places(self) -> bool:
         """Whether there is one buffer, of gradients of one kind in 16 bits."""
-        buckets = [bucket for buffer in self.replica.buffers for bucket in buffer.buckets]
+        buffers = self.replica.buffers + self.replica.expert_parallel_buffers
+        buckets = [bucket for buffer in buffers for bucket in buffer.buckets]
         kinds = {each.dtype for each in self.replica.module.parameters()}
         return len(buckets) == len(kinds) == 1 and torch.float32 not in kinds
 
@@ -126,10 +137,43 @@ class GatheredGradients:
         if half is not None:
             self.shares = [slice(0, half), slice(half, None)]
 
+    def put(self, weights: Sequence[Any], made: torch.Tensor, backwards: bool) -> bool:
+        """Write experts' gradients, or add them: all at once, [experts, …], as `experts.laid` has
+        the weights. False where their places don't lie so."""
+        from launcher.trainer.fast import experts
+
+        places = [self.places[each] if self.places else each.main_grad for each in weights]
+        into, other = experts.laid(places)
+        if into is None or backwards != other:
+            return False
+        adds = self.several and weights[0] in self.begun
+        self.begun.add(weights[0])
+        experts.kernels.put(made, into, self._factor(weights[0]), adds)
+        return True
+
+    def _factor(self, parameter: Any) -> float:
+        return 1.0 if getattr(parameter, "allreduce", True) else self.factor
+
+    def _made(self, parameter: Any) -> Any:
+        """Its gradient, times what Megatron's would multiply it by; None where it is in place."""
+        made, parameter.grad = parameter.grad, None
+        factor = self._factor(parameter)
+        return made if factor == 1 or made is None else made * factor
+
+    @torch.no_grad()
     def _take(self, parameter: Any) -> None:
-        if parameter.grad is not None:  # else it is in its place
-            self.taken.append((parameter, parameter.grad))
-            parameter.grad = None
+        if (made := self._made(parameter)) is not None:
+            self.taken.append((parameter, made))
+
+    @torch.no_grad()
+    def _add(self, parameter: Any) -> None:
+        if (made := self._made(parameter)) is None:
+            return
+        if parameter in self.begun:
+            parameter.main_grad.add_(made)
+        else:
+            parameter.main_grad.copy_(made)
+        self.begun.add(parameter)
 
     @torch.no_grad()
     def gather(self) -> None:

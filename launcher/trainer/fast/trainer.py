@@ -53,10 +53,12 @@ class FastTrainer(Trainer):
 
     def _wrapped(self) -> list[Any]:
         made = [optimizer.wrap(self.arguments, each, Replica) for each in self.parts]
-        alone = self.layout.micro_batches == 1 and not self.arguments.overlap_grad_reduce
+        alone = len(made) == 1 and not self.arguments.overlap_grad_reduce
         if self.path.compiled and alone:
-            self.gathered = GatheredGradients(made[0])
+            self.gathered = GatheredGradients(made[0], self.layout.micro_batches > 1)
             self.path = self._reach(self.gathered)
+            if ranks := self.gpt.expert_ranks:
+                ranks.put = self.gathered.put
         return made
 
     def _reach(self, gathered: GatheredGradients) -> fast.Path:
@@ -123,7 +125,7 @@ class FastTrainer(Trainer):
 
     def _zero(self) -> None:
         if self.gathered:
-            self.gathered.taken.clear()  # what a step left that failed
+            self.gathered.begin()
         else:
             super()._zero()
 

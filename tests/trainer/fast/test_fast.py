@@ -14,7 +14,7 @@ import pytest
 from launcher.agent import compat, series
 from tests.agent.conftest import TINY, Run, python, start
 from tests.trainer.test_gpt import Train
-from tests.trainer.test_models import AGAIN
+from tests.trainer.test_models import AGAIN, EXPERT, MIXTRAL, TENSOR
 
 pytestmark = pytest.mark.megatron
 
@@ -105,10 +105,13 @@ OVERFLOWS, SCALED = (0, 1, 2, 40, 41, 90), ("--fp16", "--loss-scale-window", "20
         pytest.param((), (), id="fp32", marks=pytest.mark.long),
         pytest.param(SCALED, OVERFLOWS, id="fp16-overflows"),
         pytest.param(("--bf16", SHARED), (), id="shared-bf16"),
+        pytest.param(("--bf16", *MIXTRAL.split(), *EXPERT.split()), (), id="experts"),
+        pytest.param(("--bf16", *MIXTRAL.split(), *EXPERT.split(), SHARED), (), id="experts-shared",
+                     marks=pytest.mark.long),
         pytest.param((SHARED,), (), id="shared-fp32", marks=pytest.mark.long),
         pytest.param((*SCALED, SHARED), OVERFLOWS, id="shared-fp16", marks=pytest.mark.long),
     ],
-)
+)  # fmt: skip
 def test_a_hundred_steps_equal_upstreams(
     options: tuple[str, ...], overflows: tuple[int], tmp_path: Path
 ) -> None:
@@ -118,7 +121,7 @@ def test_a_hundred_steps_equal_upstreams(
     """
     needs(options)
     (script := tmp_path / "beside.py").write_text(BESIDE_UPSTREAM)
-    ranks = 2 if SHARED in options else 1
+    ranks = 2 if SHARED in options or "--num-experts" in options else 1
     done = start(ranks, str(script), json.dumps(overflows), *SHAPE, *options)
     found = re.findall(r"^told (.*)$", done.output, re.MULTILINE)
     assert len(found) == ranks, done.output
@@ -232,8 +235,13 @@ def test_what_is_chosen_and_why_not(tmp_path: Path) -> None:
         "optimizer without waits",
         "1 --swiglu --normalization RMSNorm --position-embedding-type rope": "fast: compiled, "
         "one CUDA graph, optimizer without waits",
-        "1 --num-experts 4 --disable-bias-linear": "fast: optimizer without waits; not compiled: "
-        "experts",
+        f"1 {MIXTRAL} --bf16": "fast: layers compiled, one CUDA graph, optimizer without waits",
+        f"1 {MIXTRAL}": "fast: optimizer without waits; not compiled: experts in another precision "
+        "than bf16",
+        f"2 {MIXTRAL} --bf16 {TENSOR}": "fast: optimizer without waits; not compiled: experts that "
+        "tensor parallelism splits",
+        "1 --num-experts 4 --disable-bias-linear --bf16": "fast: optimizer without waits; "
+        "not compiled: experts that aren't SwiGLUs",
         "2 --use-distributed-optimizer": "fast: compiled, one CUDA graph, "
         "distributed optimizer without waits",
         "1 --transformer-impl transformer_engine": "fast: optimizer without waits; not compiled: "
@@ -271,7 +279,7 @@ if way:
     fast.choose = lambda *_: fast.Path("whole", way, False)
 sys.path.append(os.environ["TESTS"])
 import stand_ins
-if way == "kernels":
+if way == "kernels" or given.num_experts:
     stand_ins.install()
 if special == "peer":
     from launcher.trainer.fast import device_adam, gradients
@@ -320,6 +328,9 @@ LLAMA = (
     *("--num-query-groups", "2", "--disable-bias-linear"),
 )
 
+EXPERTS = (*MIXTRAL.split(), *EXPERT.split(), "--init-method-std", "0.3")
+"""Whose gradients are a large part of the norm."""
+
 
 @pytest.mark.parametrize(
     ("way", "options"),
@@ -329,6 +340,8 @@ LLAMA = (
         pytest.param("whole", ("--bf16", SHARED), id="shared", marks=pytest.mark.long),
         pytest.param("whole,peer", ("--bf16", SHARED, "--bias-fusion"), id="shared-peer"),
         pytest.param("kernels", ("--bf16",), id="kernels"),
+        pytest.param("layers", EXPERTS, id="experts"),
+        pytest.param("layers", (*EXPERTS, SHARED, "--micro-batch-size", "1"), id="experts-shared"),
         pytest.param("kernels", ("--micro-batch-size", "1", "--global-batch-size", "2"), id="fp32",
                      marks=pytest.mark.long),
         pytest.param("kernels", ("--bf16", "--micro-batch-size", "1"), id="kernels-several",
@@ -364,8 +377,8 @@ def test_two_compiled_ranks_equal_eager_ones(
     assert compiled.grad_norms == pytest.approx(eager.grad_norms, abs=max(10 * step, 2e-3))
     assert compiled.validation_loss == pytest.approx(eager.validation_loss, abs=max(step, 1e-5))
     graphs = [int(line.split()[1]) for line in compiled.output.splitlines() if "graphs " in line]
-    several = "kernels" in way or "--hidden-dropout" in options
-    most = 6 if several else 2  # a layer, of all alike, and the loss
+    several = "kernels" in way or "--hidden-dropout" in options or "--num-experts" in options
+    most = 10 if several else 2  # a layer, of all alike, and the loss
     assert max(graphs) <= most
 
 
