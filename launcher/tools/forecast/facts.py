@@ -15,6 +15,7 @@ from statistics import median
 from typing import Any
 
 from launcher.runs.records import metrics, plot, record
+from launcher.tools.forecast import costs
 from launcher.tools.forecast import work as works
 from launcher.tools.forecast.work import Work
 
@@ -70,6 +71,7 @@ class Fact:
     joules: float | None = None
     attempts: int = 1
     outcome: str = ""
+    knows_data: bool = False
 
     @property
     def total(self) -> float:
@@ -144,7 +146,9 @@ def _fact(
     if not plain:
         return None
     ms = _median(plain)
-    spent = _Spent(done, validated, ms)
+    hidden = costs.starts(done) in ("kernels", *costs.COMPILED)  # behind the GPU's work
+    waits = 0.0 if hidden else median(line.data / line.count for line in plain)
+    spent = _Spent(done, validated, ms, ms / 1000 - waits)
     begun = datetime.fromisoformat(kept.created)
     for at in attempts:
         ending = next((one for one in endings if one.get("attempt") == at), {})
@@ -174,6 +178,7 @@ def _fact(
         joules=_joules(steps, lines, done),
         attempts=len({*attempts, *(one.get("attempt", 0) for one in endings)}),
         outcome=str(endings[-1].get("outcome", "")) if endings else "",
+        knows_data=any(each.get("data_ms") is not None for each in steps),
     )
 
 
@@ -214,8 +219,9 @@ def _median(lines: Sequence[_Line]) -> float:
 class _Spent:
     """Adds up where the seconds of a run's attempts went."""
 
-    def __init__(self, work: Work, validated: set[int], ms: float) -> None:
-        self.work, self.validated, self.ms = work, validated, ms
+    def __init__(self, work: Work, validated: set[int], ms: float, usual: float) -> None:
+        """`usual`: a step's seconds without its wait for data, where that isn't hidden."""
+        self.work, self.validated, self.ms, self.usual = work, validated, ms, usual
         self.seconds = dict.fromkeys(PARTS, 0.0)
         self.saves = self.evaluations = self.lost = 0
         self.each = 0.0  # seconds of an evaluation
@@ -252,17 +258,28 @@ class _Spent:
             rest = max(0.0, (ended - lines[-1].time - shift).total_seconds())
             self.seconds[HANGS if by == "the watchdog" else END] += rest
 
-    def _more(self, line: _Line) -> float:
-        """Seconds that a line took beside its steps' usual ones."""
-        return max(0.0, line.seconds - line.count * self.ms / 1000 - line.data) + line.gap
+    def _more(self, line: _Line, *, plain: bool = False) -> float:
+        """Seconds that a line took beside its steps' usual ones and its waits for data."""
+        alone = line.seconds - self._data(line, plain=plain)
+        return max(0.0, alone - line.count * self.usual) + line.gap
+
+    def _data(self, line: _Line, *, plain: bool = False) -> float:
+        """Seconds lost by waiting for data.
+
+        Where the GPU works meanwhile, only what a line took more that has nothing else in it.
+        """
+        if self.usual * 1000 != self.ms:
+            return min(line.data, line.seconds)
+        return min(line.data, max(0.0, line.seconds - line.count * self.usual)) if plain else 0.0
 
     def _line(self, line: _Line, *, is_first: bool) -> None:
-        more = self._more(line)
         saves, evaluated = _saves(self.work, line), _evaluated(self.validated, line)
+        plain = not (is_first or saves or evaluated)
+        more, data = self._more(line, plain=plain), self._data(line, plain=plain)
         self.saves += saves
         self.evaluations += evaluated
-        self.seconds[DATA] += line.data
-        self.seconds[STEPS] += line.seconds + line.gap - more - line.data
+        self.seconds[DATA] += data
+        self.seconds[STEPS] += line.seconds + line.gap - more - data
         if is_first:
             self.seconds[WARM_UP] += more
         elif saves and evaluated:

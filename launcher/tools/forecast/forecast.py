@@ -14,30 +14,22 @@ from launcher.runs.records import throughput
 from launcher.tools.forecast import costs, facts, site
 from launcher.tools.forecast.costs import GpuRates
 from launcher.tools.forecast.facts import Fact
-from launcher.tools.forecast.site import StepTime
+from launcher.tools.forecast.site import Range, StepTime
 from launcher.tools.forecast.work import Work
 
 PASS = 1 / 3
 """Of a step's time, that of an evaluation's iteration: it has no way back, which is two thirds."""
 
 
-@dataclass(frozen=True)
-class Range:
-    """A number, with the least and the most that it may be."""
-
-    value: float
-    least: float
-    most: float
-
-    def __add__(self, other: Range) -> Range:
-        return Range(self.value + other.value, self.least + other.least, self.most + other.most)
-
-    def times(self, factor: float) -> Range:
-        """It, so many times."""
-        return Range(self.value * factor, self.least * factor, self.most * factor)
-
-
 NOTHING = Range(0, 0, 0)
+
+MEMORY_OFF = {False: 0.07, True: 0.1}
+"""How far memory may be off, either way, of dense models and of those with experts, whose tokens
+aren't spread evenly: the dense ones of bench/gpu/runs.yaml were within it."""
+
+
+MEMORY_SOURCE = "the model's sizes (arXiv:2205.05198)"
+FROM_RECORDS = "earlier runs here"
 
 
 @dataclass(frozen=True)
@@ -92,6 +84,14 @@ class Forecast:
     sources: dict[str, str] = field(default_factory=dict)
 
     @property
+    def memory_range(self) -> Range | None:
+        """Bytes on a GPU."""
+        if not (self.memory and self.work.shape):
+            return None
+        off, total = MEMORY_OFF[bool(self.work.shape.experts)], self.memory.total
+        return Range(total, total * (1 - off), total * (1 + off))
+
+    @property
     def tokens_per_s(self) -> Range | None:
         """Of all GPUs together."""
         if not (self.step and self.work.shape):
@@ -125,8 +125,11 @@ def forecast(
     saving = _saving(work, size, known) if saves and size else None
     if saves and saving is None:
         unknown.append("the time of a save: none was measured here, so hours are without saves")
-    sources = {"memory": "Korthikanti et al. 2022 and bench/gpu/runs.yaml"} if needed else {}
+    sources = {"memory": MEMORY_SOURCE} if needed else {}
     sources |= {"step": step.source} if step else {}
+    sources |= {"checkpoints": "the model's sizes"} if size and saves else {}
+    sources |= {"saves": FROM_RECORDS} if saving else {}
+    sources |= {"start, evaluations, end": FROM_RECORDS} if known else {}
     hours = _hours(work, step, saving, known) if step and work.steps else None
     if hours and not known:
         unknown.append("how long a start and compiling take here: hours are without them")
@@ -185,7 +188,7 @@ def _hours(work: Work, step: StepTime, saving: Range | None, known: Sequence[Fac
         ]
         each = Range(median(found), min(found), max(found))
     else:
-        ms = Range(step.ms, step.least, step.most)
+        ms = step.range
         each = ms.times(work.number("eval_iters", 100) * PASS / 1000)
     inner = max(0, work.evaluations - 1) if same else work.evaluations
     seconds += each.times(inner)

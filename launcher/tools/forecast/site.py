@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from math import exp, log
@@ -30,6 +31,22 @@ UNSURE = 2.0
 
 
 @dataclass(frozen=True)
+class Range:
+    """A number, with the least and the most that it may be."""
+
+    value: float
+    least: float
+    most: float
+
+    def __add__(self, other: Range) -> Range:
+        return Range(self.value + other.value, self.least + other.least, self.most + other.most)
+
+    def times(self, factor: float) -> Range:
+        """It, so many times."""
+        return Range(self.value * factor, self.least * factor, self.most * factor)
+
+
+@dataclass(frozen=True)
 class StepTime:
     """ms of a step, at least and at most; where it is from; its parts by the model, if known.
 
@@ -43,10 +60,20 @@ class StepTime:
     cost: StepCost | None = None
     measured: tuple[Fact, ...] = ()
 
+    @property
+    def range(self) -> Range:
+        """ms, at least and at most."""
+        return Range(self.ms, self.least, self.most)
 
-def earlier(place: str, before: str = "") -> list[Fact]:
-    """What runs on such a machine or card took, newest first; those created before a time alone."""
-    return [one for one in _each(before) if _is_same(one.place, place)] if place else []
+
+def earlier(place: str, before: str = "", known: Iterable[Fact] | None = None) -> list[Fact]:
+    """What runs on such a machine or card took, newest first; those created before a time alone.
+
+    `known` are the runs to choose from, in place of those that there are records of.
+    """
+    every = read() if known is None else known
+    some = [one for one in every if not before or one.created < before]
+    return [one for one in some if _is_same(one.place, place)] if place else []
 
 
 def _is_same(one: str, other: str) -> bool:
@@ -55,22 +82,26 @@ def _is_same(one: str, other: str) -> bool:
     return one == other or (found is not None and found == throughput.card(other))
 
 
-def _each(before: str) -> Iterator[Fact]:
-    folder, found = str(settings().runs), list[tuple[float, str]]()
-    if os.path.isdir(folder):
-        with os.scandir(folder) as entries:
-            for one in entries:
-                name = f"{one.path}/{record.METRICS}"
-                if os.path.exists(name):
-                    found.append((os.stat(name).st_mtime, one.name))
+def read() -> Iterator[Fact]:
+    """What the newest runs took, as many as a forecast has time for."""
     left = MOST_BYTES
-    for _, run in islice(sorted(found, reverse=True), MOST_RUNS):
-        left -= os.path.getsize(f"{folder}/{run}/{record.METRICS}")
+    for run, _, size in islice(newest(), MOST_RUNS):
+        left -= size
         if left < 0:
             return
-        took = facts.of_run(run)
-        if took and not (before and took.created >= before):
+        if took := facts.of_run(run):
             yield took
+
+
+def newest() -> list[tuple[str, float, int]]:
+    """The runs that have metrics, those first that changed last: when that was, and their bytes."""
+    folder, found = str(settings().runs), list[tuple[str, float, int]]()
+    with suppress(OSError), os.scandir(folder) as entries:
+        for one in entries:
+            with suppress(OSError):
+                about = os.stat(f"{one.path}/{record.METRICS}")
+                found.append((one.name, about.st_mtime, about.st_size))
+    return sorted(found, key=lambda run: -run[1])
 
 
 def step(work: Work, card: GpuRates | None, known: Sequence[Fact]) -> StepTime | None:
