@@ -35,6 +35,10 @@ COMMANDS = {
     "rerun": ("start", "repeat a run exactly, or say what is no longer the same"),
     "forecast": ("tune", "say what a run will take: memory, time, disk, money"),
     "tune": ("tune", "find the fastest setting of a run file, and write it"),
+    "bisect": (
+        "tune",
+        "find what makes BAD fail and GOOD not: base, extras, release, commit or key",
+    ),
     "runs": ("runs", "list the runs that there were; show one whole; prune their records"),
     "board": ("runs", "serve a page of all runs and their curves, until Ctrl-C"),
     "nodes": ("nodes", "list the machines that runs failed on, and the causes that are their own"),

@@ -1,4 +1,4 @@
-"""`launcher tune` and `launcher forecast`: what a run file's settings take, run and unrun."""
+"""Commands before and beside a run: `tune`, `bisect` by many short ones, `forecast` by none."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from launcher.base.errors import UsageError
 from launcher.base.screen import Progress
-from launcher.cli.command import GPUS, above_zero, argument, command, flag
+from launcher.cli.command import GPUS, above_zero, argument, checkout, command, flag
 from launcher.cli.start import BACKEND, SET, SOURCE
 
 if TYPE_CHECKING:
@@ -106,6 +106,49 @@ def _words(args: Namespace) -> list[str]:
         if (value := getattr(args, name)) is not None:
             words += [f"--{name}", str(value)]
     return [*words, *(word for each in args.set for word in ("--set", each))]
+
+
+@command(
+    argument("good", "a run, a run file, RUN_FILE@COMMIT, a row or an image that works", "GOOD"),
+    argument("bad", "the same of one that fails", "BAD"),
+    argument("--run", "what is run in a row or an image: gpt2-tiny", "CONFIG", default=""),
+    SET,
+    argument("--backend", "docker or local (default: that of BAD's run, or docker)"),
+    argument(
+        "--history",
+        "a clone of Megatron-LM: on from a release to its commit",
+        "PATH",
+        type=checkout,
+    ),
+    argument("--steps", "of each run: 10", "N", type=int, default=10),
+    argument("--seconds", "of a run at most: 900", "S", type=above_zero, default=900.0),
+    argument("--cause", "fails where `explain` names this cause", "TEXT", default=""),
+    argument("--loss", "fails where the loss is farther than this from GOOD's", type=above_zero),
+    argument("--ms", "fails where a step takes more than this many times GOOD's", type=above_zero),
+    argument("--check", "fails where this shell command does; 125 skips", "CMD", default=""),
+    flag("--fresh", "try anew what is known from the last time"),
+    flag("--json", "print one JSON object"),
+    epilog="Else a run fails by its exit code, for BAD's cause. It goes on where it ended.",
+)
+def bisect(args: Namespace) -> int:
+    """Find what makes BAD fail and GOOD not: base, extras, release, commit or key.
+
+    1 where the two can't be told apart here.
+    """
+    import json
+
+    from launcher.cli.start import overrides
+    from launcher.tools.bisect import report
+    from launcher.tools.bisect.bisect import BisectRequest, bisect
+    from launcher.tools.bisect.judge import Judge
+
+    judge = Judge(args.cause, args.loss, args.ms, bool(args.check))
+    given = {name: getattr(args, name) for name in ("backend", "steps", "seconds", "check")}
+    given |= {"run_file": args.run, "history": args.history, "fresh": args.fresh}
+    request = BisectRequest(judge, tuple(overrides(args)), **given)
+    found = bisect(args.good, args.bad, request, Progress())
+    print(json.dumps(report.as_json(found), indent=1) if args.json else report.text(found))
+    return 0
 
 
 @command(
