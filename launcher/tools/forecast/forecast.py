@@ -120,6 +120,8 @@ def forecast(
         unknown.append("the model's sizes aren't known: no memory, no disk, no time by rates")
     elif step is None:
         unknown.append(_why_no_time(work, machine, card))
+    if any(name.startswith("fp8") for name in work.options) and step and not step.measured:
+        unknown.append("what FP8 gains: it is counted as bf16")
     size = memory.bytes_of_checkpoint(work.program, work.options, work.where)
     saves = bool(work.options.get("save"))
     saving = _saving(work, size, known) if saves and size else None

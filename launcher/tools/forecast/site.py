@@ -120,9 +120,10 @@ def step(work: Work, card: GpuRates | None, known: Sequence[Fact]) -> StepTime |
     if card is None:
         return None
     least, most = costs.off(work, card.name)
-    told = "published rates of the card; such forecasts were "
-    told += f"{costs.OFF[costs.starts(work)][0]:.2f} to {costs.OFF[costs.starts(work)][1]:.2f} of "
-    told += "what runs on H100s and H200s took"
+    told = (
+        "published rates of the card; such forecasts were {:.2f} to {:.2f} of what runs on H100s "
+    )
+    told = f"{told}and H200s took".format(*costs.usual_off(work))
     if not costs.is_known(work, card.name):
         told += ", and this one is beyond those: a prediction"
     return StepTime(cost.ms, cost.ms / most, cost.ms / least, told, cost)

@@ -150,7 +150,7 @@ class Prediction:
         if not space.total:
             yield "the card's memory isn't known, so what doesn't fit isn't left out"
         if self.best:
-            least, most = costs.OFF[costs.starts(predict.work(space, self.best.setting))]
+            least, most = costs.usual_off(predict.work(space, self.best.setting))
             yield (
                 f"such predictions were {least:.2f} to {most:.2f} of what runs on H100s and H200s "
                 "took, two at most; other cards weren't measured"
