@@ -26,6 +26,9 @@ NEAREST = 3
 FEW = 3
 """Kinds of work with which one can be left out, to see how far the others are off."""
 
+BEYOND = 1.25
+"""By how much another kind of work may be further off than those that were left out."""
+
 UNSURE = 2.0
 """How far off, either way, a step may be that is scaled from fewer."""
 
@@ -166,7 +169,7 @@ def _scaled(
         if len(pairs) >= FEW
     ]
     low, high = (min(left_out), max(left_out)) if left_out else (1 / UNSURE, UNSURE)
-    low, high = min(low, 1 / 1.1), max(high, 1.1)
+    low, high = (min(low, 1) / BEYOND, max(high, 1) * BEYOND) if left_out else (low, high)
     told = f"{_runs(len(alike))} with other work here"
     told += f"; each left out, the others were {low:.2f} to {high:.2f} of it" if left_out else ""
     told += "" if left_out else f", so that it may be {UNSURE:g} times off"

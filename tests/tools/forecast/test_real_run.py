@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from launcher.runs.records import record
 from launcher.tools.forecast import facts
 from launcher.tools.forecast.forecast import Machine, forecast
 
@@ -26,9 +27,11 @@ def test_a_forecast_of_a_finished_run_by_its_record_is_within_a_tenth(
     keys = "checkpoint.save=ck checkpoint.save_interval=40 logging.eval_interval=30"
     sets = [word for key in keys.split() for word in ("--set", key)]
     asked = [*launcher, "run", "gpt2-tiny", "--backend", "local", *sets]
-    env = os.environ | {"PYTHONPATH": str(ROOT)}
+    search = f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # whose python3 has torch
+    env = os.environ | {"PYTHONPATH": str(ROOT), "PATH": search}
     subprocess.run([*asked, "--set", "training.train_iters=100"], cwd=tmp_path, env=env, check=True)
-    (run,) = (name for name in os.listdir(tmp_path / "runs") if len(name) == 8)
+    (kept,) = record.each()
+    run = kept.run
     shown = [*launcher, "runs", "receipt", run, "--json"]
     said = json.loads(subprocess.run(shown, env=env, check=True, capture_output=True).stdout)
     assert said["iterations"] == 100
