@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
-from datetime import datetime, timedelta, timezone
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
 from statistics import median
 from typing import Any
 
@@ -50,6 +50,7 @@ MIB = 1 << 20
 class Fact:
     """What a run took. `place` is what it ran on: a GPU's name, or a machine's on the CPU.
 
+    whole: whether `seconds` and the counts are of all of it, and not of its newest lines
     ms: of most steps; mean_ms: of all, but for what `seconds` has under other names than steps,
     slower steps and data; spread: the ms that a tenth of the lines were below, and above
     """
@@ -72,6 +73,7 @@ class Fact:
     attempts: int = 1
     outcome: str = ""
     knows_data: bool = False
+    whole: bool = True
 
     @property
     def total(self) -> float:
@@ -99,19 +101,24 @@ class _Line:
         return self.count * self.ms / 1000
 
 
-def of_run(run: str) -> Fact | None:
-    """What a run took by its record; None where that doesn't say it, as before its second line."""
+def of_run(run: str, most: int = 0) -> Fact | None:
+    """What a run took by its record; None where that doesn't say it, as before its second line.
+
+    `most` are the bytes to read of its metrics, the newest; 0 for all.
+    """
     kept = record.load(run, record.folder(run) / record.FILE)
     if kept is None:
         return None
-    found = [*plot.read_metrics(run)]
+    path = record.folder(run) / record.METRICS
+    found = [*record.newest_lines(path, most)][::-1] if most else [*record.read_lines(path)]
     endings = [*record.read_lines(record.folder(run) / record.ENDINGS)]
     plan, facts = record.read(run, record.PLAN) or {}, record.read(run, record.FACTS) or {}
     try:
         done = works.of_record(plan, kept.config)
-        return _fact(kept, done, place(facts, on_cpu=done.on_cpu), found, endings)
+        fact = _fact(kept, done, place(facts, on_cpu=done.on_cpu), found, endings)
     except FOREIGN:
         return None
+    return replace(fact, whole=not most) if fact else None
 
 
 def place(facts: Mapping[str, Any], *, on_cpu: bool) -> str:
@@ -128,11 +135,11 @@ def _fact(
     kept: record.Record,
     done: Work,
     where: str,
-    found: Sequence[Mapping[str, Any]],
+    found: Sequence[dict[str, Any]],
     endings: Sequence[Mapping[str, Any]],
 ) -> Fact | None:
     steps = [each for each in found if each["kind"] == plot.STEP]
-    whole = {(e["attempt"], e["iteration"]) for e in plot.continued(map(dict, found))}
+    whole = {(e["attempt"], e["iteration"]) for e in plot.continued(found)}
     attempts = sorted({each["attempt"] for each in steps})
     lines = {at: [*_lines([e for e in steps if e["attempt"] == at])] for at in attempts}
     validated = {each["iteration"] for each in found if each["kind"] == plot.VALIDATION}
@@ -198,7 +205,7 @@ def _lines(steps: Sequence[Mapping[str, Any]]) -> Iterator[_Line]:
 
 def _time(text: object) -> datetime | None:
     with suppress(TypeError, ValueError):
-        return datetime.strptime(str(text), "%Y-%m-%d %H:%M:%S").replace(tzinfo=timezone.utc)
+        return datetime.fromisoformat(f"{text}+00:00")
     return None
 
 

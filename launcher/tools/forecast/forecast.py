@@ -171,7 +171,7 @@ def _saving(work: Work, size: int, known: Sequence[Fact]) -> Range | None:
     times, same = list[float](), list[float]()
     for one in known:
         bytes_of = memory.bytes_of_checkpoint(one.work.program, one.work.options, one.work.where)
-        if one.saves and bytes_of:
+        if one.saves and bytes_of and one.whole:
             each = one.seconds[facts.SAVES] / one.saves
             same += [each] if one.work.key == work.key else []
             times += [each, each * size / bytes_of]
@@ -181,8 +181,10 @@ def _saving(work: Work, size: int, known: Sequence[Fact]) -> Range | None:
 
 def _hours(work: Work, step: StepTime, saving: Range | None, known: Sequence[Fact]) -> Range:
     """Hours of the whole run: start, steps, evaluations, saves, end."""
-    same, steps = step.measured, work.steps
-    pace = median(one.mean_ms for one in same) if same else step.ms
+    steps = work.steps
+    pace = median(one.mean_ms for one in step.measured) if step.measured else step.ms
+    same = tuple(one for one in step.measured if one.whole)
+    known = tuple(one for one in known if one.whole)
     seconds = Range(pace, min(pace, step.least), max(pace, step.most)).times(steps / 1000)
     if same and any(one.evaluations for one in same):
         found = [

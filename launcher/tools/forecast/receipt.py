@@ -15,6 +15,9 @@ from launcher.tools.forecast.forecast import Forecast, price
 NEWEST = 100
 """Runs whose receipts the page of runs has."""
 
+LARGEST = 16 << 20
+"""Bytes of metrics of which the page makes a receipt."""
+
 LEAST = 0.001
 """Of a run's time, what is named."""
 
@@ -59,7 +62,7 @@ class Receipts:
         for run, when, size in islice(site.newest(), NEWEST):
             kept = before.get(run)
             if not kept or kept[0] != (when, size):
-                took = facts.of_run(run) if size <= site.MOST_BYTES else None
+                took = facts.of_run(run) if size <= LARGEST else None
                 kept = (when, size), took
             self._kept[run] = kept
         known = [fact for _, fact in self._kept.values() if fact]

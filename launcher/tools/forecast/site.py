@@ -17,8 +17,9 @@ from launcher.tools.forecast.costs import GpuRates, StepCost
 from launcher.tools.forecast.facts import Fact
 from launcher.tools.forecast.work import Work
 
-MOST_RUNS, MOST_BYTES = 60, 4 << 20
-"""Of earlier runs, the newest, and of their metrics: a forecast takes no third of a second."""
+MOST_RUNS, MOST_BYTES, LARGE = 30, 3 << 19, 1 << 18
+"""Of earlier runs, the newest, and of their metrics, in all and of one: a forecast takes no third
+of a second."""
 
 NEAREST = 3
 """Runs with other work by which a step is scaled: those whose steps are the most alike."""
@@ -89,10 +90,10 @@ def read() -> Iterator[Fact]:
     """What the newest runs took, as many as a forecast has time for."""
     left = MOST_BYTES
     for run, _, size in islice(newest(), MOST_RUNS):
-        left -= size
+        left -= min(size, LARGE)
         if left < 0:
             return
-        if took := facts.of_run(run):
+        if took := facts.of_run(run, LARGE if size > LARGE else 0):
             yield took
 
 

@@ -83,3 +83,12 @@ def test_a_foreign_record_has_no_fact(folder: Path) -> None:
     assert facts.of_run(run) is None
     (folder / run / "plan.json").write_text("[]")
     assert facts.of_run(run) is None
+
+
+def test_of_a_long_run_the_newest_lines_tell_its_step(folder: Path) -> None:
+    """Reading all of a long run's metrics took seconds, so that it had no part in a forecast."""
+    run = MadeUpRun(start=500).attempt(0, 0, 1000).keep(folder)
+    found = facts.of_run(run, 1500)
+    assert found
+    assert (found.ms, found.whole) == (1000, False)
+    assert 0 < found.iterations < 500
