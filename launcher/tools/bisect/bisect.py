@@ -81,7 +81,7 @@ class Bisect:
         end = self.differences.end
         try:
             if self.judge.compares:
-                self._outcome((0,) * len(end))
+                self.ask((0,) * len(end))
             return search.find(end, self.ask)
         except EndsAlikeError as error:
             raise self._alike(error) from error

@@ -89,7 +89,8 @@ class ShortRun:
         if candidate.checkout:
             own["source"] = str(candidate.checkout.write(scratch / "source"))
         if candidate.build:
-            own["image"] = {"name": build(candidate.build, candidate.packages, self.progress)}
+            name = build(candidate.build, candidate.packages, self.progress)
+            own["image"] = {"name": name, "python": config.image.python}
         config = source.overridden(config, [Override("bisect", own)])
         return shortened(config, self.steps, candidate.cwd, scratch)
 
