@@ -14,6 +14,7 @@ import pytest
 import yaml
 
 from launcher.base.settings import ROOT
+from launcher.tools.bisect import built
 from tests.conftest import missing
 from tests.e2e.command import launcher, matrix_folder
 from tests.e2e.site import Site, standin
@@ -127,8 +128,10 @@ def test_a_key_of_nine_is_found(tmp_path: Path) -> None:
     assert within_bound(found), found
 
 
-PACKAGES = ("alder", "birch", "cedar", "elm", "hazel", "maple", "rowan")
-BROKEN_ONE = "elm"
+PACKAGES = [f"lptest{name}" for name in ("alder", "birch", "cedar", "elm", "hazel", "maple")]
+"""Names that no index has."""
+
+BROKEN_ONE = "lptestelm"
 
 
 def wheel(folder: Path, name: str, version: str, text: str) -> None:
@@ -164,7 +167,7 @@ def test_a_package_of_an_extras_set_is_found(
 
     (here.folder / "program.py").write_text(f"import {', '.join(PACKAGES)}\n")
     config = standin("none") | {"name": here.name}
-    for name, extras in (("good", [f"{one}==1.0" for one in PACKAGES]), ("bad", [*PACKAGES])):
+    for name, extras in (("good", [f"{one}==1.0" for one in PACKAGES]), ("bad", PACKAGES)):
         image = {"tag": "24.10", "python": "/standin/python3", "extras": extras}
         (here.folder / f"{name}.yaml").write_text(json.dumps(config | {"image": image}))
     env = here.environment | {
@@ -178,5 +181,5 @@ def test_a_package_of_an_extras_set_is_found(
     assert (cause["last_good"], cause["first_bad"]) == ("1.0", "2.0")
     assert found["enough"] is True
     assert within_bound(found), found
-    for image in engine.images.list("megatron-bisect"):
+    for image in engine.images.list(built.REPOSITORY):
         engine.images.remove(image.id, force=True)

@@ -6,6 +6,7 @@ import json
 import math
 import os
 import re
+import secrets
 import statistics
 import subprocess
 import sys
@@ -95,7 +96,10 @@ class ShortRun:
         return shortened(config, self.steps, candidate.cwd, scratch)
 
     def _run(self, candidate: Candidate, file: Path, number: int) -> Outcome:
-        log, records = self.folder / f"{number}.log", self.folder / "runs" / str(number)
+        log = self.folder / f"{number}.log"
+        records = (
+            self.folder / "runs" / f"{number}-{secrets.token_hex(4)}"
+        )  # its earlier try's stay
         argv = [sys.executable, "-m", "launcher", "run", str(file), "--backend", self.backend]
         argv += ["--tie", *(["--", *candidate.rest] if candidate.rest else [])]
         search = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
