@@ -33,6 +33,7 @@ COMMANDS = {
         "go on with a run from its newest complete checkpoint, on other GPUs if need be",
     ),
     "rerun": ("start", "repeat a run exactly, or say what is no longer the same"),
+    "forecast": ("tune", "say what a run will take: memory, time, disk, money"),
     "tune": ("tune", "find the fastest setting of a run file, and write it"),
     "bisect": (
         "tune",
@@ -74,7 +75,7 @@ COMMANDS = {
 
 GROUP = "launchpad.commands"
 
-WITH_REST = ("run", "tune", "exec", "shell", "init", "import", "checkpoint")
+WITH_REST = ("run", "forecast", "tune", "exec", "shell", "init", "import", "checkpoint")
 """Commands for which what stands behind `--` is another program's."""
 
 EXIT_CODES = """\

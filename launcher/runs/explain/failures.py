@@ -66,7 +66,8 @@ class Failure:
     kind: one of KINDS. raised: an expression of where Megatron raises what is else unknown
     (refusals.py). prevented: what keeps it from happening, or tells of it before the start.
     cause: the end that alone tells it, where nothing was written (EndCause). sets: KEY=VALUE that
-    `resume` has to set, so that it does not fail so again.
+    `resume` has to set, so that it does not fail so again. of_node: whether it is a fault of the
+    machine that writes it.
     """
 
     name: str
@@ -81,6 +82,7 @@ class Failure:
     prevented: str = ""
     cause: str = ""
     sets: str = ""
+    of_node: bool = False
 
     @property
     def follows(self) -> bool:
@@ -117,7 +119,8 @@ def table() -> tuple[Failure, ...]:
 
 
 @cache
-def _patterns() -> tuple[tuple[Failure, re.Pattern[str]], ...]:
+def patterns() -> tuple[tuple[Failure, re.Pattern[str]], ...]:
+    """Each with an expression of what it says."""
     return tuple((known, re.compile("|".join(known.says), re.MULTILINE)) for known in table())
 
 
@@ -213,7 +216,7 @@ def _find(lines: list[Words], signs: dict[str, FailureSign]) -> None:
     """Add the failures that these lines tell of, and that none before them did."""
     text = "\n".join(line.text for line in lines)
     starts = list(accumulate((len(line.text) + 1 for line in lines), initial=0))
-    for known, pattern in _patterns():
+    for known, pattern in patterns():
         sign = signs.get(known.name)
         if sign is not None and sign.said is not None:
             continue
@@ -311,4 +314,4 @@ def _extent(sign: FailureSign) -> int:
 
 
 def _is_known(said: LogLine) -> bool:
-    return bool(FAR.search(said.text)) or any(p.search(said.text) for _, p in _patterns())
+    return bool(FAR.search(said.text)) or any(p.search(said.text) for _, p in patterns())
