@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from launcher.base.errors import UsageError
 from launcher.base.screen import Progress
-from launcher.cli.command import GPUS, above_zero, argument, checkout, command, flag
+from launcher.cli.command import GPUS, above_zero, argument, checkout, command, either, flag
 from launcher.cli.start import BACKEND, SET, SOURCE
 
 if TYPE_CHECKING:
@@ -114,18 +114,15 @@ def _words(args: Namespace) -> list[str]:
     argument("--run", "what is run in a row or an image: gpt2-tiny", "CONFIG", default=""),
     SET,
     argument("--backend", "docker or local (default: that of BAD's run, or docker)"),
-    argument(
-        "--history",
-        "a clone of Megatron-LM: on from a release to its commit",
-        "PATH",
-        type=checkout,
-    ),
+    argument("--history", "a clone of Megatron-LM: on to a commit", "PATH", type=checkout),
     argument("--steps", "of each run: 10", "N", type=int, default=10),
     argument("--seconds", "of a run at most: 900", "S", type=above_zero, default=900.0),
-    argument("--cause", "fails where `explain` names this cause", "TEXT", default=""),
-    argument("--loss", "fails where the loss is farther than this from GOOD's", type=above_zero),
-    argument("--ms", "fails where a step takes more than this many times GOOD's", type=above_zero),
-    argument("--check", "fails where this shell command does; 125 skips", "CMD", default=""),
+    either(
+        argument("--cause", "fails where `explain` names this cause", "TEXT", default=""),
+        argument("--loss", "fails where it is farther than this from GOOD's", type=above_zero),
+        argument("--ms", "fails where a step takes this many times GOOD's", type=above_zero),
+        argument("--check", "fails where this shell command does; 125 skips", "CMD", default=""),
+    ),
     flag("--fresh", "try anew what is known from the last time"),
     flag("--json", "print one JSON object"),
     epilog="Else a run fails by its exit code, for BAD's cause. It goes on where it ended.",

@@ -95,7 +95,8 @@ class Bisect:
         number = [*self.outcomes].index(point) + 1
         took = duration(outcome.seconds) if is_new else "known"
         what = f"trial {number}: {self.differences.told(point)}: {verdict.value} ({took})"
-        self.progress.note(what if verdict is Verdict.GOOD else f"{what}: {outcome.told}")
+        is_shown = verdict is Verdict.SKIPPED or point in (start, self.differences.end)
+        self.progress.note(f"{what}: {outcome.told}" if is_shown else what)
         return verdict
 
     def _outcome(self, point: Point) -> Outcome:
@@ -136,6 +137,8 @@ def bisect(good: str, bad: str, request: BisectRequest, progress: Progress) -> l
     Raises UsageError where the ends aren't there or don't differ, NothingFoundError where they
     can't be told apart by runs, and EngineError.
     """
+    if request.steps < 1:
+        raise UsageError("--steps is above 0")
     sets = [*request.sets]
     good_end, bad_end = (ends.find(text, request.run_file, sets) for text in (good, bad))
     request = replace(request, backend=request.backend or bad_end.backend or "docker")
