@@ -130,7 +130,7 @@ def _words(args: Namespace) -> list[str]:
 def bisect(args: Namespace) -> int:
     """Find what makes BAD fail and GOOD not: base, extras, release, commit or key.
 
-    1 where the two can't be told apart here.
+    1 where BAD runs well here, or GOOD fails as well.
     """
     import json
 
