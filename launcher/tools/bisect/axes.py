@@ -59,7 +59,7 @@ class Axis:
             return HIDDEN
         if value is UNSET:
             return "none" if self.kind == PACKAGE else "not set"
-        return str(value)
+        return str(value.get("name") or value["tag"]) if self.kind == IMAGE else str(value)
 
 
 @dataclass(frozen=True)

@@ -69,10 +69,13 @@ class Judge:
     def verdict(self, outcome: Outcome, good: Outcome | None, bad: Outcome | None) -> Verdict:
         """The verdict of a trial; `good` and `bad` are what came of the ends, as far as is known.
 
-        BAD, or another, which failed in another way than `bad` is no answer.
+        One that failed in another way than `bad` is no answer. Where `bad` isn't started, as its
+        image can't be built, that is the failure.
         """
         if outcome.code is None:
-            return Verdict.SKIPPED
+            judged = bool(self.check or self.compares or self.cause)
+            same = bad is not None and bad.code is None and _alike(outcome.why) == _alike(bad.why)
+            return Verdict.BAD if same and not judged else Verdict.SKIPPED
         if self.check:
             if outcome.check is None or outcome.check == SKIP:
                 return Verdict.SKIPPED
@@ -84,7 +87,7 @@ class Judge:
         wanted = self.cause.lower()
         if wanted:
             return Verdict.BAD if wanted in outcome.cause.lower() else Verdict.SKIPPED
-        same = bad is None or _alike(outcome.cause) == _alike(bad.cause)
+        same = bad is None or (bool(bad.code) and _alike(outcome.cause) == _alike(bad.cause))
         return Verdict.BAD if same else Verdict.SKIPPED
 
     def _compared(self, outcome: Outcome, good: Outcome) -> Verdict:

@@ -76,7 +76,9 @@ class ShortRun:
             except LauncherError as error:
                 why = " ".join(str(error).split())[:SHOWN]
                 return Outcome(why=why, seconds=time.monotonic() - began)
-            (scratch / "run.yaml").write_text(json.dumps(config.model_dump(exclude_unset=True)))
+            (scratch / "run.yaml").write_text(
+                json.dumps(config.model_dump(mode="json", exclude_unset=True))
+            )
             outcome = self._run(candidate, scratch / "run.yaml", number)
         return replace(outcome, seconds=time.monotonic() - began)
 

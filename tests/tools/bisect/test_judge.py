@@ -27,6 +27,14 @@ def test_a_run_that_fails_in_another_way_is_no_answer(outcome: Outcome, verdict:
     assert Judge().verdict(outcome, None, FAILED) is verdict
 
 
+def test_an_image_that_cannot_be_built_is_a_failure_where_bad_is_one() -> None:
+    """Which package of an extras set clashes is a question as good as another."""
+    unbuilt, other = Outcome(why="a needs b>=2"), Outcome(why="no disk")
+    verdicts = [Judge().verdict(one, None, unbuilt) for one in (unbuilt, other, WELL, FAILED)]
+    assert verdicts == [BAD, SKIPPED, GOOD, SKIPPED]
+    assert Judge(check=True).verdict(unbuilt, None, unbuilt) is SKIPPED
+
+
 def test_words_of_a_cause_are_looked_for_in_any_case() -> None:
     judge = Judge(cause="gpu MEMORY")
     outcomes = [FAILED, Outcome(1, "a disk is full"), WELL]
