@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from megatron.core.models.gpt import GPTModel
 from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
+from megatron.core.transformer.mlp import MLP
 from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.transformer.transformer_layer import TransformerLayer
 
@@ -185,7 +186,7 @@ def parts(config: TransformerConfig) -> Parts:
     elif (ranks := config.context_parallel_size) > 1:
         heads = config.num_attention_heads // config.tensor_model_parallel_size
         attention = GatheredAttention if heads % ranks else ExchangedAttention
-    return Parts(CompiledColumn, CompiledRow, attention, Layer)
+    return Parts(CompiledColumn, CompiledRow, attention, Layer, MLP)
 
 
 def losses(labels: torch.Tensor, logits: torch.Tensor, ranks: LayerRanks) -> torch.Tensor:
@@ -208,6 +209,7 @@ class GPT(GPTModel):
     compiled: Any = None
     loss: Any = staticmethod(losses)
     output_loss: Any = staticmethod(OutputLoss.apply)
+    expert_ranks: Any = None
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Megatron's: losses [b, s] where labels are given."""
@@ -278,7 +280,7 @@ class GPT(GPTModel):
         """Have `experts`' grouped products in each layer."""
         from launcher.trainer.fast import experts
 
-        ranks = experts.ExpertRanks(self.config.num_moe_experts)
+        ranks = self.expert_ranks = experts.ExpertRanks(self.config.num_moe_experts)
         for layer in self.decoder.layers:
             layer.mlp.__class__, layer.mlp.ranks = experts.ExpertLayer, ranks  # no spec names it
 

@@ -17,6 +17,7 @@ from megatron.core.transformer.mlp import MLP, MLPSubmodules
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.transformer.transformer_layer import TransformerLayer, TransformerLayerSubmodules
+from torch.nn.functional import dropout
 
 from launcher.trainer.gpt import split
 
@@ -35,7 +36,7 @@ class LayerNorm(torch.nn.LayerNorm):
 class RMSNorm(torch.nn.Module):
     """x / √(mean of x² + eps), times a weight: https://arxiv.org/abs/1910.07467; fp32 inside.
 
-    torch has its own from 2.4 on, which some of the matrix's images are too old for.
+    torch has its own from 2.4 on, for which some images are too old; compiled, this one is fused.
     """
 
     def __init__(
@@ -48,9 +49,13 @@ class RMSNorm(torch.nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[…, hidden] in any precision, to the same."""
+        own = getattr(torch.nn.functional, "rms_norm", None)
+        if own and not torch.compiler.is_compiling():
+            normed: torch.Tensor = own(x, self.weight.shape, self.weight, self.eps)
+            return normed
         wide = x.float()
         scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
-        return (wide * scale).to(x.dtype) * self.weight
+        return (wide * scale * self.weight).to(x.dtype)
 
 
 def norm(config: TransformerConfig) -> type[torch.nn.Module]:
@@ -63,10 +68,73 @@ def squared_relu(x: torch.Tensor) -> torch.Tensor:
     return torch.relu(x).square()
 
 
+def bias_dropout_add(training: bool, fused: bool) -> Any:
+    """Megatron's sum of a layer's output with its bias, and the residual, rounded once at the end.
+
+    Rounded to bf16 on the way, output + bias is the output as long as the bias is small: biases
+    would begin to count only after many steps. Upstream's kernels, `fused`, don't round either.
+    """
+    if fused:
+        return get_bias_dropout_add(training, fused)
+
+    def add(x_with_bias: Any, residual: torch.Tensor, share: float) -> torch.Tensor:
+        x, bias = x_with_bias
+        if bias is None and not (training and share):
+            return residual + x
+        return (residual + dropout(_wide(x, bias), share, training)).to(x.dtype)
+
+    return add
+
+
+def _wide(x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """x + bias in fp32."""
+    return x.float() if bias is None else x + bias.float()
+
+
+class BiasActivation(torch.autograd.Function):
+    """activation(x + bias) in fp32, of which x alone is kept; rounded as `bias_dropout_add`."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, bias: Any, activation: Any) -> torch.Tensor:
+        """x [s, b, f] and its bias [f] or None, to x's precision."""
+        ctx.save_for_backward(x, bias)
+        ctx.activation = activation
+        made: torch.Tensor = activation(_wide(x, bias))
+        return made.to(x.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None, None]:
+        """The gradients of both."""
+        x, bias = ctx.saved_tensors
+        wide = _wide(x, bias).detach().requires_grad_()
+        with torch.enable_grad():
+            made = ctx.activation(wide)
+        (found,) = torch.autograd.grad(made, wide, grads[0].to(made.dtype))
+        summed = None if bias is None else found.sum((0, 1)).to(bias.dtype)
+        return found.to(x.dtype), summed, None
+
+
+class WideMLP(MLP):
+    """Megatron's, with its first bias and the activation as `BiasActivation`."""
+
+    def forward(self, hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        """[s, b, h] to the same, and the bias that is added later."""
+        if self.config.bias_activation_fusion:
+            return super().forward(hidden_states, *args, **kwargs)
+        activation = self._gated if self.config.gated_linear_unit else self.activation_func
+        return self.linear_fc2(BiasActivation.apply(*self.linear_fc1(hidden_states), activation))
+
+    def _gated(self, x: torch.Tensor) -> torch.Tensor:
+        """[…, 2 × f] to [..., f]."""
+        gate, linear = x.chunk(2, dim=-1)
+        gated: torch.Tensor = self.activation_func(gate) * linear
+        return gated
+
+
 class Attention(torch.nn.Module):
     """Causal core attention by torch's scaled dot product, on any device."""
 
-    gathered: Any = staticmethod(split.gathered)
+    gathered: Any = staticmethod(split.Gather.apply)
 
     def __init__(self, config: TransformerConfig, *args: Any, **kwargs: Any) -> None:
         super().__init__()
@@ -119,6 +187,7 @@ class Parts:
     row: Any = RowParallelLinear
     attention: Any = Attention
     layer: Any = TransformerLayer
+    mlp: Any = WideMLP
 
 
 def local_layer(config: TransformerConfig, mlp: ModuleSpec | None, parts: Parts) -> ModuleSpec:
@@ -139,7 +208,8 @@ def local_layer(config: TransformerConfig, mlp: ModuleSpec | None, parts: Parts)
     names = {"input_layernorm.": "self_attention.linear_qkv.layer_norm_"}
     if mlp is None:
         names["pre_mlp_layernorm."] = "mlp.linear_fc1.layer_norm_"
-        mlp = ModuleSpec(module=MLP, submodules=MLPSubmodules(linear_fc1=column, linear_fc2=row))
+        linears = MLPSubmodules(linear_fc1=column, linear_fc2=row)
+        mlp = ModuleSpec(module=parts.mlp, submodules=linears)
     layer = TransformerLayerSubmodules(
         input_layernorm=norm(config),
         self_attention=ModuleSpec(
@@ -147,10 +217,10 @@ def local_layer(config: TransformerConfig, mlp: ModuleSpec | None, parts: Parts)
             params={"attn_mask_type": AttnMaskType.causal},
             submodules=attention,
         ),
-        self_attn_bda=get_bias_dropout_add,
+        self_attn_bda=bias_dropout_add,
         pre_mlp_layernorm=norm(config),
         mlp=mlp,
-        mlp_bda=get_bias_dropout_add,
+        mlp_bda=bias_dropout_add,
         sharded_state_dict_keys_map=names,
     )
     return ModuleSpec(module=parts.layer, submodules=layer)

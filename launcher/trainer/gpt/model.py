@@ -134,9 +134,7 @@ def config(arguments: argparse.Namespace, compiled: bool = False) -> Transformer
     the release of Megatron lacks.
     """
     compat.check_model(arguments)
-    given = {name: getattr(arguments, name) for name in CONFIG}
-    if compiled:
-        given["fp8"] = None  # Transformer Engine's
+    given = {name: getattr(arguments, name) for name in CONFIG if not (compiled and name == "fp8")}
     if arguments.num_experts:
         given |= {name: getattr(arguments, name) for name in EXPERTS}
         given |= {"num_moe_experts": arguments.num_experts}
