@@ -45,11 +45,10 @@ def tune(args: Namespace) -> int:
 
     Settings are measured by short runs that save nothing.
     """
-    from launcher.base import files, yamlfile
     from launcher.cli.start import overrides
     from launcher.runs.backends import backend
     from launcher.runs.runfile import source
-    from launcher.runs.runfile.source import Override, RunRequest, overridden
+    from launcher.runs.runfile.source import RunRequest
     from launcher.tools.tuning import tune as tuning
     from launcher.tools.tuning import tuned
 
@@ -64,18 +63,13 @@ def tune(args: Namespace) -> int:
         return 0
     if args.card or args.steps < 1:
         raise UsageError("--card is for --plan, and --steps is above 0")
-    label, path = source.find(args.config)
     target = args.output or Path(f"{config.name}-tuned.yaml")
     if target.exists():
         raise UsageError(f"{target} is there already", "Give another -o, or move it away.")
     progress = Progress()
     found = tuning.tune(asked, chosen, _words(args), wanted, progress)
-    changes = {key: value for one in laid for key, value in one.values.items()}
-    changes |= found.changes(asked)
-    wished = overridden(config, [Override("tune", changes)])
-    text = tuned.changed(yamlfile.read(path, label), changes, wished)
-    head = [f"Tuned by `launcher tune {args.config}`:", *found.lines, *found.table]
-    files.write_new(target, tuned.headed(text, head))
+    lines = [*found.lines, *found.table]
+    tuned.write(target, args.config, config, laid, found.changes(asked), lines)
     _print(args, found.tried, found.best, [*found.lines, f"written: {target}"], str(target))
     return 0
 
