@@ -70,12 +70,13 @@ def ps(args: Namespace) -> int:
 
 
 def _tell_silent(silent: list[SilentBackends]) -> int:
-    """Tell who couldn't be asked, and why; the exit code, 0 where there was nobody to ask."""
+    """Tell who is there, or was named, and couldn't be asked; the exit code."""
     from launcher.runs.follow.live import tell
 
-    for one in silent:
-        tell(str(one) if one.may_have_jobs else str(one).partition(";")[0])
-    return EngineError.exit_code if any(one.may_have_jobs for one in silent) else 0
+    asked = [one for one in silent if one.may_have_jobs]
+    for one in asked:
+        tell(str(one))
+    return EngineError.exit_code if asked else 0
 
 
 @command(RUN, SHOWN)
