@@ -26,7 +26,7 @@ from launcher.runs.runfile.values import parse_gpus
 from launcher.tools.importing.commands import Unfollowed
 
 NUMBER = re.compile(r"(?=.{1,18}$)[+-]?(?!0\d)(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
-OWN_SECTIONS = {"slurm": Slurm, "resources": Resources}
+OWN_SECTIONS: Mapping[str, type[BaseModel]] = {"slurm": Slurm, "resources": Resources}
 ORDER = ("name", "image", "program", "gpus", "nodes", "max_restarts")
 
 

@@ -92,8 +92,8 @@ def table(results: Iterable[CellResult], untried: Mapping[Cell, str | None] | No
         expected = f"{one.expected}{mark}" if one.expected else "-"
         cells = map(_cell, (one.tag, one.megatron, one.told, expected, one.trained_on))
         lines.append(_row(*cells, why))
-    for one, wanted in (untried or {}).items():
-        lines.append(_row(one.tag, one.megatron, "untried", wanted or "-", "", ""))
+    for cell, wanted in (untried or {}).items():
+        lines.append(_row(cell.tag, cell.megatron, "untried", wanted or "-", "", ""))
     return "\n".join(lines) + "\n"
 
 
