@@ -1,9 +1,9 @@
 """Ask one of Megatron's programs whether it takes a command line, as rank 0 of a described world.
 
 `python3 -m launcher.agent.validate --world-size N [--capability 9.0] PROGRAM ARGS…` runs upstream's
-pretrain_*.py up to its call of the parser or of `pretrain`, validates the arguments as rank 0 of N
-ranks would, and prints one JSON line: {"refused": message, "where": place}, {"unasked": reason} or
-{}. It needs no GPU, talks to no other process and makes no model.
+pretrain_*.py up to its call of `pretrain` or of the parser, validates the arguments as rank 0 of
+N ranks would, and prints one JSON line: {"refused": message, "where": place}, {"unasked": reason}
+or {}. It needs no GPU, talks to no other process and makes no model.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ def _ask_upstreams(argv: Sequence[str]) -> None:
 
 
 def _reached(argv: Sequence[str]) -> dict[str, Any]:
-    """What the program calls Megatron's `pretrain` with, from 0.18 on the parser before it."""
+    """What the program gives Megatron's `pretrain`; from 0.18 on what it parses with before."""
     import megatron.training as package
     from megatron.training import arguments
 

@@ -17,12 +17,6 @@ def config(*sets: str) -> RunConfig:
     return source.load("gpt2-tiny", [source.parse_set(one) for one in sets])[0]
 
 
-@pytest.mark.parametrize("text", ["24:00:00", "2-12:00:00", "00:30:00"])
-def test_a_time_is_set_without_quotes(text: str) -> None:
-    """`--set slurm.time=24:00:00` was "numbers with colons for one to base 60"."""
-    assert config(f"slurm.time={text}").slurm.time == text
-
-
 @pytest.mark.parametrize(
     ("given", "taken"),
     [("[949, 50, 1]", "949,50,1"), ("[0.9, 0.1]", "0.9,0.1"), ("90,10,0", "90,10,0")],
