@@ -163,8 +163,8 @@ class Recorder:
             arguments = {shown(one, {}) for one in names_in(row)} or asked
             if not arguments:
                 continue
-            for name in placeholders.set_in_block(text, line) - assigned - {*self.names, *found}:
-                found[name] = ", ".join(sorted(arguments))
+            there = placeholders.set_in_block(text, line) - assigned - {*self.names, *found}
+            found |= dict.fromkeys(sorted(there), ", ".join(sorted(arguments)))
         labels = {n: f"{n}, which {by} decides" for n, by in found.items()}
         self.template = replace(self.template, labels={**self.template.labels, **labels})
         return [name for name in found if name not in self.given]
@@ -302,7 +302,8 @@ class Recorder:
             if not names_in(run.commands[number].words[at].text)
         }
         causes = dict[tuple[int, int], list[str]]()
-        names = ["", "SLURM_JOB_ID", "DATE", "GPUS", "HOST", *world.numeric, *self.names, "OUT"]
+        names = ["", "SLURM_JOB_ID", "DATE", "GPUS", "HOST", *sorted(world.numeric), *self.names]
+        names.append("OUT")
         for name in list(dict.fromkeys(names))[:MOST_NAMES]:
             if not open_ - {*causes}:
                 break
