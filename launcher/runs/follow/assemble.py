@@ -20,7 +20,7 @@ from launcher.runs.plan import image, rules
 from launcher.runs.plan.image import ImageFacts
 from launcher.runs.plan.job import Backend
 from launcher.runs.plan.mounts import Host
-from launcher.runs.plan.plan import INFINIBAND, Plan, Stamp, make_plan
+from launcher.runs.plan.plan import INFINIBAND, Plan, Stamp, make_plan, rule_input
 from launcher.runs.plan.program import ProgramKind, fewest, program
 from launcher.runs.plan.render import place
 from launcher.runs.plan.resolved import Resolved, resolve
@@ -132,7 +132,7 @@ def _ignored(run: Resolved) -> Iterator[str]:
     """What the program doesn't heed of what it is given, as warnings."""
     if run.program.kind is ProgramKind.SCRIPT:
         return
-    told, where = rules.RuleInput(run.values, run.layout), place((), run.origin)
+    told, where = rule_input(run, run.gpus), place((), run.origin)
     for problem, mend in rules.broken(rules.IGNORED, told, run.facts.release, where):
         yield f"{problem}\n  {mend}"
 
