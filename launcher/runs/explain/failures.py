@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from itertools import accumulate
@@ -18,7 +18,7 @@ from typing import Any
 import yaml
 
 from launcher.base.yamlfile import Loader
-from launcher.runs.explain import refusals
+from launcher.runs.explain import anchors, refusals
 from launcher.runs.explain.loglines import LogLine, Words, by_source
 from launcher.runs.explain.logreader import LogReader
 from launcher.runs.plan.job import EndCause
@@ -113,12 +113,17 @@ def table() -> tuple[Failure, ...]:
     """All that are known, by family."""
     files = sorted(KNOWN.glob("*.yaml"))
     texts = [yaml.load(file.read_bytes(), Loader) for file in files]  # noqa: S506
-    return tuple(Failure(**row, family=text["family"]) for text in texts for row in text["rows"])
+    rows = (
+        {**row, "says": tuple(row["says"]), "family": text["family"]}
+        for text in texts
+        for row in text["rows"]
+    )
+    return tuple(Failure(**row) for row in rows)
 
 
 @cache
-def _patterns() -> tuple[tuple[Failure, re.Pattern[str]], ...]:
-    return tuple((known, re.compile("|".join(known.says), re.MULTILINE)) for known in table())
+def _pattern(known: Failure) -> re.Pattern[str]:
+    return re.compile("|".join(known.says), re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -213,11 +218,12 @@ def _find(lines: list[Words], signs: dict[str, FailureSign]) -> None:
     """Add the failures that these lines tell of, and that none before them did."""
     text = "\n".join(line.text for line in lines)
     starts = list(accumulate((len(line.text) + 1 for line in lines), initial=0))
-    for known, pattern in _patterns():
+    parts = anchors.find(text, starts)
+    for known in table():
         sign = signs.get(known.name)
-        if sign is not None and sign.said is not None:
+        if known.name not in parts or (sign is not None and sign.said is not None):
             continue
-        for match in pattern.finditer(text):
+        for match in _matches(known, text, starts, parts[known.name]):
             first, last = (
                 bisect_right(starts, at) - 1 for at in (match.start(), max(0, match.end() - 1))
             )
@@ -225,6 +231,14 @@ def _find(lines: list[Words], signs: dict[str, FailureSign]) -> None:
                 said = _located(lines, last)
                 signs[known.name] = FailureSign(known, said, lines[first].number, known.kind)
                 break
+
+
+def _matches(
+    known: Failure, text: str, starts: list[int], parts: list[tuple[int, int]]
+) -> Iterator[re.Match[str]]:
+    """Where a row matches in these parts of a text, each its first and last line."""
+    for first, last in parts:
+        yield from _pattern(known).finditer(text, starts[first], starts[last + 1] - 1)
 
 
 def _place(raised: list[LogLine], signs: dict[str, FailureSign]) -> None:
@@ -241,15 +255,19 @@ def _suspect(lines: list[Words], raised: dict[str, LogLine], loud: dict[str, Log
     """Add the lines that look like a first cause: of chained exceptions the first, and errors."""
     chained = False
     for index, line in enumerate(lines):
+        if len(raised) == SUSPECTS:
+            return
         chained = chained or bool(CHAINED.search(line.text))
-        is_raised = RAISED.search(line.text)
-        if ECHO.search(line.text) or not (is_raised or LOUD.search(line.text)):
+        is_raised = bool(RAISED.search(line.text))
+        if not is_raised and (len(loud) == SUSPECTS or not LOUD.search(line.text)):
+            continue
+        if ECHO.search(line.text):
             continue
         if is_raised and chained:
             chained = False
             continue
         chosen, kind = raised if is_raised else loud, re.sub(r"[\da-f]+", "", line.text)
-        if len(chosen) < SUSPECTS and kind not in chosen:
+        if kind not in chosen:
             chosen[kind] = _located(lines, index)
 
 
@@ -311,4 +329,6 @@ def _extent(sign: FailureSign) -> int:
 
 
 def _is_known(said: LogLine) -> bool:
-    return bool(FAR.search(said.text)) or any(p.search(said.text) for _, p in _patterns())
+    parts = anchors.find(said.text, [0, len(said.text) + 1])
+    known = (one for one in table() if one.name in parts)
+    return bool(FAR.search(said.text)) or any(_pattern(one).search(said.text) for one in known)
