@@ -200,7 +200,7 @@ def _named(platform: _Platform) -> str:
 
 @contextmanager
 def talking(reference: str) -> Iterator[RegistrySession]:
-    """Talk to the registry of `reference`; what goes wrong on the way is told as EngineError."""
+    """Talk to the registry of `reference`; what goes wrong on the way is an EngineError."""
     import requests
 
     where = parse_reference(reference)
@@ -243,7 +243,7 @@ class RegistrySession:
 
     def _compare(self, what: str, written: int | None, found: int | None) -> None:
         if None not in (written, found) and written != found:
-            raise self.wrong(f"has {found} bytes of {what}, which is said to have {written}")
+            raise self.wrong(f"has {found} bytes of {what}, {written} were announced")
 
     def parsed(self, answer: RegistryAnswer) -> RegistryDocument:
         """The JSON object in an answer."""
@@ -271,7 +271,7 @@ class RegistrySession:
         for expected in {called, target if re.fullmatch(DIGEST, target) else digest}:
             if expected != digest:
                 raise self.wrong(
-                    f"sends other bytes than it says\n  said: {expected}\n  sent: {digest}"
+                    f"sends other bytes than it announced\n  announced: {expected}\n  sent: {digest}"
                 )
 
     def ask(self, method: str, path: str) -> RegistryAnswer:
