@@ -271,7 +271,8 @@ class RegistrySession:
         for expected in {called, target if re.fullmatch(DIGEST, target) else digest}:
             if expected != digest:
                 raise self.wrong(
-                    f"sends other bytes than it announced\n  announced: {expected}\n  sent: {digest}"
+                    f"sends other bytes than it announced\n  announced: {expected}\n"
+                    f"  sent: {digest}"
                 )
 
     def ask(self, method: str, path: str) -> RegistryAnswer:

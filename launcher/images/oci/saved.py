@@ -113,7 +113,7 @@ class SavedImage:
 
 @contextmanager
 def stream_errors(name: str, remedy: str) -> Iterator[None]:
-    """An engine that ends the stream of an image early, or gives something else, is reported as such.
+    """Report an engine that ends an image's stream early, or gives something else.
 
     Raises EngineError with `remedy`.
     """
