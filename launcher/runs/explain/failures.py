@@ -25,7 +25,7 @@ from launcher.runs.plan.job import EndCause
 
 KNOWN = Path(__file__).with_name("known")
 KINDS = ("cause", "request", "report", "summary")
-"""What a row tells of, what outranks others first.
+"""What a row describes, what outranks others first.
 
 request: somebody asked for the end; where something failed before, it is a report. report: ranks
 write it as well when another, or another node, has failed. summary: only that something has.
@@ -57,15 +57,15 @@ COMMAND = re.compile(r"`([^`]+)`")
 
 @dataclass(frozen=True)
 class Failure:
-    """A row of known/FAMILY.yaml: a failure, and how a log tells of it.
+    """A row of known/FAMILY.yaml: a failure, and how a log shows it.
 
     name: what failed, in a few words. cure: what mends it. source: threads that report it, or who
-    writes it. since: the first release that writes one of its texts, as its sources tell; `any`
+    writes it. since: the first release that writes one of its texts, by its sources; `any`
     where all do that the matrix has. says: regular expressions (MULTILINE) of lines without their
     prefixes; one is in its output. who: whose words they are (loglines.SPEAKERS), "" for anybody's.
     kind: one of KINDS. raised: an expression of where Megatron raises what is else unknown
-    (refusals.py). prevented: what keeps it from happening, or tells of it before the start.
-    cause: the end that alone tells it, where nothing was written (EndCause). sets: KEY=VALUE that
+    (refusals.py). prevented: what keeps it from happening, or reports it before the start.
+    cause: the end that shows it alone, where nothing was written (EndCause). sets: KEY=VALUE that
     `resume` has to set, so that it does not fail so again.
     """
 
@@ -90,7 +90,7 @@ class Failure:
 
 @dataclass(frozen=True)
 class FailureSign:
-    """A known failure that a log shows, and the lines that do; None where the end tells it.
+    """A known failure that a log shows, and the lines that do; None where the end shows it.
 
     said: the last of them. first: the number of the first. kind: its row's, or `report` for a
     request that came after a failure.
@@ -103,7 +103,7 @@ class FailureSign:
 
     @property
     def lines(self) -> list[str]:
-        """What to tell of it."""
+        """The lines to print."""
         quoted = f": {self.said.text}" if self.said else ""
         return [f"cause: {self.failure.name}{quoted}", f"cure: {self.failure.cure}"]
 
@@ -143,7 +143,7 @@ class Explanation:
 
     @property
     def lines(self) -> list[str]:
-        """What to tell of it: the cause, where it is said, the cure, what may be ignored."""
+        """The lines to print: the cause and its place, the cure, what may be ignored."""
         rest = self.signs[1:] or self.aftermath
         follows = [
             f"  {sign.failure.name}" + (f" ({sign.said.where})" if sign.said else "")
@@ -215,7 +215,7 @@ def explain(log: Iterable[bytes], cause: EndCause = EndCause.ITSELF) -> Explanat
 
 
 def _find(lines: list[Words], signs: dict[str, FailureSign]) -> None:
-    """Add the failures that these lines tell of, and that none before them did."""
+    """Add the failures that these lines show, and that none before them did."""
     text = "\n".join(line.text for line in lines)
     starts = list(accumulate((len(line.text) + 1 for line in lines), initial=0))
     parts = anchors.find(text, starts)
@@ -242,7 +242,7 @@ def _matches(
 
 
 def _place(raised: list[LogLine], signs: dict[str, FailureSign]) -> None:
-    """Add the failures that the place tells of at which Megatron raises an unknown message."""
+    """Add the failures known by the place at which Megatron raises an unknown message."""
     told = [sign.said.line for sign in signs.values() if sign.said]
     for known in table():
         for said in raised if known.raised and known.name not in signs else ():
@@ -272,7 +272,7 @@ def _suspect(lines: list[Words], raised: dict[str, LogLine], loud: dict[str, Log
 
 
 def _located(lines: list[Words], index: int) -> LogLine:
-    """The line to quote, and where Megatron raises it, as far as its words or its stack tell."""
+    """The line to quote, and where Megatron raises it, by its words or its stack."""
     line = lines[index]
     if not RAISED.search(line.text):
         return line.quoted

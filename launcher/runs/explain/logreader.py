@@ -1,4 +1,4 @@
-"""Reads a log of any length in constant memory: the lines that tell of trouble, and of the run.
+"""Reads a log of any length in constant memory: the lines of trouble, and about the run.
 
 Of lines that differ in numbers and addresses alone, as 64 ranks write them, only the first is
 looked at.
@@ -19,7 +19,7 @@ PIECE = 1 << 21
 """Bytes of a log that are looked at together."""
 
 CONTEXT = 64
-"""Lines kept from the piece before, for what is said in several lines."""
+"""Lines kept from the piece before, for messages of several lines."""
 
 MOST_SEEN = 1 << 16
 """Kinds of lines that are remembered; beyond that they are looked at again."""
@@ -69,7 +69,7 @@ class LogReader:
         self.about: dict[str, str] = {}
 
     def windows(self) -> Iterator[tuple[list[Words], list[Words]]]:
-        """The lines of kinds not seen before that tell of trouble, and those kept before them."""
+        """The lines of trouble, of kinds not seen before, and those kept before them."""
         seen, before, first = set[int](), list[Words](), 1
         for piece in _pieces(self._log):
             kinds = piece.translate(None, DIGITS).split(b"\n")
@@ -111,7 +111,7 @@ def _pieces(log: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def _kept(piece: bytes, kinds: list[bytes], new: set[bytes], first: int) -> list[Words]:
-    """The lines of a kind not seen before that tell of trouble, each with its neighbours."""
+    """The lines of trouble, of a kind not seen before, each with its neighbours."""
     lines = piece.split(b"\n")
     firsts = dict(zip(reversed(kinds), range(len(kinds) - 1, -1, -1), strict=True))
     at = set[int]()

@@ -53,12 +53,12 @@ class LossGuard:
     come: list[TrainingStep] = field(default_factory=list)
 
     def see(self, found: Found) -> None:
-        """Take what the log tells, to be judged when its lines are kept."""
+        """Take what the log reports, to be judged when its lines are kept."""
         if isinstance(found, TrainingStep):
             self.come.append(found)
 
     def add(self, data: bytes, is_error: bool) -> None:
-        """Judge what this piece of the output told."""
+        """Judge what this piece of the output reported."""
         come, self.come = self.come, []
         before = self.alarm
         for step in come:

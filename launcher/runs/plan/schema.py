@@ -1,6 +1,6 @@
 """The JSON Schema of a run file, for editors.
 
-It takes all that the models take, and refuses what a schema can tell to be wrong; the launcher
+It takes all that the models take, and refuses what a schema can see to be wrong; the launcher
 refuses more. Where programs take only some values of an option, it has those of every release.
 """
 

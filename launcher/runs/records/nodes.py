@@ -67,7 +67,7 @@ def blame(ended: ExitStatus, log: str) -> tuple[str, str]:
 
 
 def _accused(log: str, hosts: Mapping[int, str]) -> Iterator[tuple[str, set[str]]]:
-    """Each cause, and the machines that it is said of, "" for one that isn't known."""
+    """Each cause, and the machines that it names, "" for one that isn't known."""
     lines = [(int(rank or 0), text) for rank, text in LINE.findall(log)]
     for cause, said in CAUSES.items():
         yield cause, {hosts.get(rank, "") for rank, text in lines if said.search(text)}

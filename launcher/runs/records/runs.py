@@ -125,7 +125,7 @@ def ended(run: str, attempt: int) -> ExitStatus | None:
 
 
 def cause(text: str) -> EndCause:
-    """What ended a run, as its backend said: a run's id, its beginning or its name.
+    """What ended a run, by its backend: a run's id, its beginning or its name.
 
     `EndCause.ITSELF` where nothing is kept of it.
     """
@@ -207,7 +207,7 @@ def prune(run: RunSummary) -> int | None:
 
 
 def _profile(plan: Mapping[str, Any] | None) -> list[Any]:
-    """What the traces of a run tell, rank by rank; [] where it has none, or none is seen here."""
+    """What the traces of a run show, rank by rank; [] where it has none, or none is seen here."""
     mounts = plan["mounts"] if plan else ()
     folders = [Path(mount["source"]) for mount in mounts if mount["key"] == PROFILE]
     found = [path for folder in folders for path in sorted(folder.glob(COSTS.format("*")))]
