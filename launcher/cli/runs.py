@@ -70,7 +70,7 @@ def ps(args: Namespace) -> int:
 
 
 def _tell_silent(silent: list[SilentBackends]) -> int:
-    """Tell who couldn't be asked, and why; the exit code, 0 where there was nobody to ask."""
+    """Print who couldn't be asked, and why; the exit code, 0 where there was nobody to ask."""
     from launcher.runs.follow.live import tell
 
     for one in silent:

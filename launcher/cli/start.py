@@ -98,7 +98,7 @@ def run(args: Namespace) -> int:
 
 
 def _start(args: Namespace, asked: RunRequest, chosen: Backend, notes: Iterable[str] = ()) -> int:
-    """Start it; `notes` are told first. Its exit code."""
+    """Start it; `notes` are printed first. Its exit code."""
     from dataclasses import replace
 
     from launcher.runs.follow.live import tell
@@ -131,7 +131,7 @@ def overrides(args: Namespace) -> list[Override]:
 
 
 def _show(args: Namespace, asked: RunRequest, chosen: Backend, data: TokenizedRun) -> int:
-    """Print the plan and the command; files that aren't there are told, as they may come."""
+    """Print the plan and the command; files that aren't there are named, as they may come."""
     from launcher.cli.describe import describe
     from launcher.runs.follow.assemble import assemble, new_stamp
     from launcher.runs.follow.files import missing
