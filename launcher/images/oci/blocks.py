@@ -55,7 +55,7 @@ def hashed(blocks: Iterable[bytes], sha256: hashlib._Hash) -> Iterator[bytes]:
 
 
 def read_listed(folder: Path, path: str, size: int, seen: Seen = lambda _: None) -> Iterator[bytes]:
-    """The `size` bytes of a file in a folder that came from elsewhere; `seen` gets the bytes of each
+    """The `size` bytes of a file in a folder from elsewhere; `seen` gets the bytes of each
     block.
 
     Raises OSError for one of another size, and as `files.open_foreign`.

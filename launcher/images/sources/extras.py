@@ -86,7 +86,7 @@ def settled(
 ) -> Recipe:
     """The recipe with its extras' pins: those of a lock that holds, else resolved now and kept.
 
-    look: returns what they are put on; None where that can't be known, and a lock is taken as it is.
+    look: returns what they are put on; None where that isn't known, and a lock is taken as it is.
     Raises BuildError as `resolve_lock` does, and where there is neither.
     """
     if not made.extras.packages:

@@ -155,7 +155,7 @@ class Explanation:
             told = "; these lines look most like one:" if suspects else ", nor a line like one"
             return [f"no known cause{told}", *suspects, *after, *self._asking]
         first = self.signs[0]
-        said = [f"said: {first.said.where}: {first.said.text}"] if first.said else []
+        said = [f"log: {first.said.where}: {first.said.text}"] if first.said else []
         raised = [first.said.raised_by] if first.said and first.said.raised_by else []
         cause = [f"cause: {first.failure.name}", *said, *raised, f"cure: {first.failure.cure}"]
         return [*cause, *after]

@@ -274,7 +274,7 @@ def _tell_ending(found: Ending, job: Job, *, seen: bool) -> CheckpointFolder | N
 class Stopper:
     """Hears signals: the first asks the run to end, the second ends it at once.
 
-    The engine is asked from a thread of its own, and the user is informed from it, so that the second
+    The engine is asked from a thread of its own, and the user informed from it, so that the second
     is heard while an answer to the first is waited for.
     """
 
