@@ -15,8 +15,8 @@ ROOT = Path(__file__).parents[1]
 UNUSUAL = re.compile(r"(?i)\b(?:told|tells?|telling|said)\b|\bfound of (?:it|them)\b")
 """Report, state, name, warn, pass, write: readers of this code stumbled over these for them."""
 
-FIELD = re.compile(r"\{(?:[^{}]|\{[^{}]*\})*\}|`[^`]*`")
-"""Code in a text."""
+FIELD = re.compile(r"^\s*said: |\{(?:[^{}]|\{[^{}]*\})*\}|`[^`]*`")
+"""Code in a text, and the name of a field."""
 
 LATER = ("tools/importing", "tools/tuning", "trainer/fast")
 """Folders that haven't been rewritten yet."""
