@@ -39,7 +39,7 @@ image: cpu
 gpus: 0
 program: ./program.py
 nodes: 2
-slurm: {{setup: 'python3() {{ exec {python} {folder}/program.py; }}'}}
+slurm: {{container: none, setup: 'python3() {{ exec {python} {folder}/program.py; }}'}}
 """
 """In place of the runner, which needs torch, the program itself."""
 

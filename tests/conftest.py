@@ -30,7 +30,7 @@ pytest_plugins = ["tests.machines", "tests.plans"]
 # The same examples every time, so that what fails there fails here; search looks further. How long
 # they take depends on what the machine does beside.
 unhurried = hypothesis_settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
-hypothesis_settings.register_profile("same", unhurried, derandomize=True, max_examples=50)
+hypothesis_settings.register_profile("same", unhurried, derandomize=True, max_examples=25)
 hypothesis_settings.register_profile("long", unhurried, derandomize=True, max_examples=300)
 hypothesis_settings.register_profile("search", unhurried)
 hypothesis_settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))

@@ -1,6 +1,7 @@
-"""Gradients of GPT-2's layers in Triton beside eager ones: `python3 -m bench.gpu.gradients`.
+"""Gradients of our layers beside eager ones: `python3 -m bench.gpu.gradients [experts]`.
 
-For one GPU, with Megatron-Core and Triton. Both are bf16, and compared with those of the same model
+For one GPU, with Megatron-Core and Triton: GPT-2's layers in Triton, or a mixture of experts as
+grouped products. Both are bf16, and compared with those of the same model
 in fp32, after one step of 8192 tokens, of which few are frequent as in text, without dropout. Ours
 are written to their places, by hand and then by a CUDA graph that is replayed. A parameter of ours
 that is further from fp32's than FURTHER times eager's ends it with exit code 1.
@@ -22,6 +23,15 @@ SIZES = (
     "--vocab-size 50257 --micro-batch-size 16 --train-iters 1 --lr 1e-4 --mock-data "
     "--hidden-dropout 0 --attention-dropout 0 --use-cpu-initialization"
 ).split()
+EXPERTS = (
+    "--num-layers 4 --hidden-size 1024 --num-attention-heads 16 --num-query-groups 4 "
+    "--seq-length 2048 --vocab-size 32000 --micro-batch-size 4 --train-iters 1 --lr 1e-4 "
+    "--mock-data --hidden-dropout 0 --attention-dropout 0 --use-cpu-initialization --swiglu "
+    "--normalization RMSNorm --position-embedding-type rope --disable-bias-linear "
+    "--untie-embeddings-and-output-weights --num-experts 8 --moe-router-topk 2 "
+    "--moe-ffn-hidden-size 2816 --moe-aux-loss-coeff 0.01 --moe-z-loss-coeff 0.001 "
+    "--moe-shared-expert-intermediate-size 512"
+).split()
 FURTHER, STEPS = 1.5, 3
 
 
@@ -41,15 +51,15 @@ def ways(half: Any, exact: Any, loss: Any) -> Iterator[tuple[str, dict[str, floa
     from launcher.trainer.gpt import model
 
     vocabulary = len(exact.embedding.word_embeddings.weight)
-    for way in ("eager", "by our kernels", "by a graph of them"):
+    for way in ("eager", "ours", "ours by a graph"):
         kind = model.PLAIN if way == "eager" else compiled.KIND
         gpt = model.build(half, vocabulary, 0, kind)
         if kind is compiled.KIND:
-            gpt.compile_training("kernels")
+            gpt.compile_training("layers" if half.num_experts else "kernels")
         gpt = gpt.cuda().bfloat16()
         for mine, given in zip(gpt.parameters(), exact.parameters(), strict=True):
             mine.data.copy_(given)
-        placed = [] if way == "eager" else gpt.parameters()
+        placed = [] if way == "eager" or half.num_experts else gpt.parameters()
         places = {each: torch.full_like(each, torch.nan) for each in placed}
 
         def step(gpt: Any = gpt, places: Any = places) -> None:
@@ -88,7 +98,8 @@ def main() -> None:
     from launcher.trainer.fast import fast
     from launcher.trainer.gpt import model, training
 
-    whole, half = command_line.parse(SIZES), command_line.parse([*SIZES, "--bf16"])
+    sizes = EXPERTS if "experts" in sys.argv[1:] else SIZES
+    whole, half = command_line.parse(sizes), command_line.parse([*sizes, "--bf16"])
     whole.on_cpu = half.on_cpu = False
     training.initialise(half, command_line.layout(half, 1), graphed=True)
     vocabulary = model.vocabulary(whole, 1, {})

@@ -1,9 +1,9 @@
 """Ask one of Megatron's programs whether it takes a command line, as rank 0 of a described world.
 
 `python3 -m launcher.agent.validate --world-size N [--capability 9.0] PROGRAM ARGS…` runs upstream's
-pretrain_*.py up to its call of `pretrain`, validates the arguments as rank 0 of N ranks would, and
-prints one JSON line: {"refused": message, "where": place}, {"unasked": reason} or {}. It needs no
-GPU, talks to no other process and makes no model.
+pretrain_*.py up to its call of `pretrain` or of the parser, validates the arguments as rank 0 of
+N ranks would, and prints one JSON line: {"refused": message, "where": place}, {"unasked": reason}
+or {}. It needs no GPU, talks to no other process and makes no model.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ NEED_A_DRIVER = ("transformer_engine", "apex", "flash_attn")
 
 
 class PretrainCall(BaseException):
-    """The program has called `pretrain`: with the arguments that this has, by their names."""
+    """The program's first call of Megatron's, with the arguments that this has by their names."""
 
 
 def main(argv: Sequence[str]) -> None:
@@ -119,22 +119,29 @@ def _ask_upstreams(argv: Sequence[str]) -> None:
 
 
 def _reached(argv: Sequence[str]) -> dict[str, Any]:
-    """What the program calls Megatron's `pretrain` with."""
+    """What the program gives Megatron's `pretrain`; from 0.18 on what it parses with before."""
     import megatron.training as package
+    from megatron.training import arguments
 
-    real: Callable[..., Any] = package.pretrain
-
-    @functools.wraps(real)
-    def pretrain(*args: Any, **kwargs: Any) -> None:
-        raise PretrainCall(inspect.signature(real).bind_partial(*args, **kwargs).arguments)
-
-    package.pretrain = pretrain
+    for module, name in ((arguments, "parse_and_validate_args"), (package, "pretrain")):
+        if hasattr(module, name):
+            setattr(module, name, _caught(getattr(module, name)))
     try:
         program.run(argv)
     except PretrainCall as reached:
-        arguments: dict[str, Any] = reached.args[0]
-        return arguments
+        found: dict[str, Any] = reached.args[0]
+        return found
     raise LookupError(f"{argv[0]} doesn't call megatron.training.pretrain")
+
+
+def _caught(real: Callable[..., Any]) -> Callable[..., Any]:
+    """In place of a function of Megatron's: raises PretrainCall."""
+
+    @functools.wraps(real)
+    def called(*args: Any, **kwargs: Any) -> None:
+        raise PretrainCall(inspect.signature(real).bind_partial(*args, **kwargs).arguments)
+
+    return called
 
 
 @contextlib.contextmanager

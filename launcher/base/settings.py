@@ -45,6 +45,7 @@ class Settings:
     index_url: pip's index (PIP_INDEX_URL); by default that of pip's own configuration
     image_mirrors: beginnings of image names, each with its replacement (LAUNCHER_IMAGE_MIRRORS)
     answer_within: seconds for an answer of an engine or a registry (LAUNCHER_ANSWER_WITHIN); 10
+    prices: what an hour of a GPU costs, in your currency, by its name: {h100-80gb: 2.5}
     """
 
     cache: Path
@@ -56,6 +57,7 @@ class Settings:
     index_url: str = ""
     image_mirrors: Mapping[str, str] = field(default_factory=dict)
     answer_within: float = ANSWER_WITHIN
+    prices: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def written(self) -> Path:
@@ -123,6 +125,7 @@ def settings() -> Settings:
         index_url=text("PIP_INDEX_URL", "index_url", "", names.index),
         image_mirrors=file.get("image_mirrors", {}) if mirrors is None else _pairs(mirrors),
         answer_within=_seconds(within) if within else file.get("answer_within", ANSWER_WITHIN),
+        prices=file.get("prices", {}),
     )
 
 
@@ -197,6 +200,7 @@ def _read(path: Path, changed: int) -> Mapping[str, Any]:
         "index_url": text(names.index),
         "image_mirrors": (dict[repository, repository], {}),
         "answer_within": (Annotated[float, Field(gt=0, le=LONGEST_WITHIN)], ANSWER_WITHIN),
+        "prices": (dict[str, Annotated[float, Field(ge=0)]], {}),
     }
     strict = ConfigDict(extra="forbid", strict=True)
     model = create_model("SettingsFile", __config__=strict, **keys)

@@ -33,7 +33,12 @@ COMMANDS = {
         "go on with a run from its newest complete checkpoint, on other GPUs if need be",
     ),
     "rerun": ("start", "repeat a run exactly, or say what is no longer the same"),
+    "forecast": ("tune", "say what a run will take: memory, time, disk, money"),
     "tune": ("tune", "find the fastest setting of a run file, and write it"),
+    "bisect": (
+        "tune",
+        "find what makes BAD fail and GOOD not: base, extras, release, commit or key",
+    ),
     "runs": ("runs", "list the runs that there were; show one whole; prune their records"),
     "board": ("runs", "serve a page of all runs and their curves, until Ctrl-C"),
     "nodes": ("nodes", "list the machines that runs failed on, and the causes that are their own"),
@@ -70,7 +75,7 @@ COMMANDS = {
 
 GROUP = "launchpad.commands"
 
-WITH_REST = ("run", "tune", "exec", "shell", "init", "import", "checkpoint")
+WITH_REST = ("run", "forecast", "tune", "exec", "shell", "init", "import", "checkpoint")
 """Commands for which what stands behind `--` is another program's."""
 
 EXIT_CODES = """\

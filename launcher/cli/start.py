@@ -131,12 +131,12 @@ def overrides(args: Namespace) -> list[Override]:
 
 
 def _show(args: Namespace, asked: RunRequest, chosen: Backend, data: TokenizedRun) -> int:
-    """Print the plan and the command; files that aren't there are named, as they may come."""
+    """Print the plan, the command and the forecast; files that aren't there may come."""
     from launcher.cli.describe import describe
-    from launcher.runs.follow.assemble import assemble, new_stamp
     from launcher.runs.follow.files import missing
+    from launcher.tools.forecast import ask, text
 
-    assembled = assemble(asked, chosen, new_stamp(), dry=True)
+    forecast, assembled = ask.of_request(asked, chosen)
     plan = assembled.plan
     print(f"{describe(plan)}\n{chosen.show(plan, full=args.full)}", end="")
     lines = [
@@ -151,6 +151,7 @@ def _show(args: Namespace, asked: RunRequest, chosen: Backend, data: TokenizedRu
             lines.append(f"data.text: it will be tokenized first, to {data.text.prefix}.bin")
     for line in lines:
         print(f"launcher: {line}", file=sys.stderr)
+    print("", *text.lines(forecast), sep="\n")
     return 0
 
 

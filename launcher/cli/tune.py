@@ -1,4 +1,4 @@
-"""`launcher tune`: the fastest setting of a run file that keeps its mathematics."""
+"""Commands before and beside a run: `tune`, `bisect` by many short ones, `forecast` by none."""
 
 from __future__ import annotations
 
@@ -10,17 +10,22 @@ from typing import TYPE_CHECKING
 
 from launcher.base.errors import UsageError
 from launcher.base.screen import Progress
-from launcher.cli.command import GPUS, above_zero, argument, command, flag
-from launcher.cli.start import SET, SOURCE
+from launcher.cli.command import GPUS, above_zero, argument, checkout, command, flag
+from launcher.cli.start import BACKEND, SET, SOURCE
 
 if TYPE_CHECKING:
     from launcher.tools.tuning.search import Measurement
 
 
+CONFIG = argument("config", "a run file, or the name of a preset: gpt2.yaml", "CONFIG")
+TAG = argument("--tag", "the image's tag: a row of the matrix")
+USAGE = "%(prog)s CONFIG [options] [-- ARGS ...]"
+
+
 @command(
-    argument("config", "a run file, or the name of a preset: gpt2.yaml", "CONFIG"),
+    CONFIG,
     GPUS,
-    argument("--tag", "the image's tag: a row of the matrix"),
+    TAG,
     SOURCE,
     SET,
     argument("--backend", "docker or local (default: docker)", default="docker"),
@@ -32,7 +37,7 @@ if TYPE_CHECKING:
     flag("--json", "print one JSON object"),
     flag("--plan", "measure nothing: predict, by what is published of the GPU"),
     argument("--card", "another GPU than this machine's, for --plan", "NAME", default=""),
-    usage="%(prog)s CONFIG [options] [-- ARGS ...]",
+    usage=USAGE,
     epilog="Batch, sequence, schedule and order of the data stay. It goes on where it ended.",
 )
 def tune(args: Namespace) -> int:
@@ -101,3 +106,96 @@ def _words(args: Namespace) -> list[str]:
         if (value := getattr(args, name)) is not None:
             words += [f"--{name}", str(value)]
     return [*words, *(word for each in args.set for word in ("--set", each))]
+
+
+@command(
+    argument("good", "a run, a run file, RUN_FILE@COMMIT, a row or an image that works", "GOOD"),
+    argument("bad", "the same of one that fails", "BAD"),
+    argument("--run", "what is run in a row or an image: gpt2-tiny", "CONFIG", default=""),
+    SET,
+    argument("--backend", "docker or local (default: that of BAD's run, or docker)"),
+    argument(
+        "--history",
+        "a clone of Megatron-LM: on from a release to its commit",
+        "PATH",
+        type=checkout,
+    ),
+    argument("--steps", "of each run: 10", "N", type=int, default=10),
+    argument("--seconds", "of a run at most: 900", "S", type=above_zero, default=900.0),
+    argument("--cause", "fails where `explain` names this cause", "TEXT", default=""),
+    argument("--loss", "fails where the loss is farther than this from GOOD's", type=above_zero),
+    argument("--ms", "fails where a step takes more than this many times GOOD's", type=above_zero),
+    argument("--check", "fails where this shell command does; 125 skips", "CMD", default=""),
+    flag("--fresh", "try anew what is known from the last time"),
+    flag("--json", "print one JSON object"),
+    epilog="Else a run fails by its exit code, for BAD's cause. It goes on where it ended.",
+)
+def bisect(args: Namespace) -> int:
+    """Find what makes BAD fail and GOOD not: base, extras, release, commit or key.
+
+    1 where the two can't be told apart here.
+    """
+    import json
+
+    from launcher.cli.start import overrides
+    from launcher.tools.bisect import report
+    from launcher.tools.bisect.bisect import BisectRequest, bisect
+    from launcher.tools.bisect.judge import Judge
+
+    judge = Judge(args.cause, args.loss, args.ms, bool(args.check))
+    given = {name: getattr(args, name) for name in ("backend", "steps", "seconds", "check")}
+    given |= {"run_file": args.run, "history": args.history, "fresh": args.fresh}
+    request = BisectRequest(judge, tuple(overrides(args)), **given)
+    found = bisect(args.good, args.bad, request, Progress())
+    print(json.dumps(report.as_json(found), indent=1) if args.json else report.text(found))
+    return 0
+
+
+@command(
+    CONFIG,
+    argument("--gpu", "a card as it is published: h100-80gb; else this machine's", "CARD"),
+    GPUS,
+    argument("--nodes", "how many machines", "N", type=int),
+    argument(
+        "--network",
+        "GB/s that a GPU has to other machines; else as in NVIDIA's own machines of eight",
+        "GB/S",
+        type=above_zero,
+    ),
+    TAG,
+    SOURCE,
+    SET,
+    argument("--backend", BACKEND, default="docker"),
+    flag("--json", "print one JSON object"),
+    usage=USAGE,
+    epilog="By the runs that this site has records of, else by published rates.",
+)
+def forecast(args: Namespace) -> int:
+    """Say what a run will take: memory, time, disk, money.
+
+    Nothing is started.
+    """
+    import gc
+
+    gc.disable()
+    import json
+
+    from launcher.cli.start import overrides
+    from launcher.runs.backends import backend
+    from launcher.runs.runfile import source
+    from launcher.runs.runfile.source import Override, RunRequest
+    from launcher.tools.forecast import ask, text
+
+    laid = overrides(args)
+    config, origin = source.load(args.config, laid)
+    if config.nodes.count > 1 and not config.nodes.master_addr:
+        laid.append(Override("forecast", {"nodes.master_addr": "node0"}))
+        config, origin = source.load(args.config, laid)
+    asked = RunRequest(config, origin, os.getcwd(), tuple(args.rest))
+    chosen = backend(args.backend).configured(config)
+    found, planned = ask.of_request(asked, chosen, args.gpu or "", args.network)
+    if args.json:
+        print(json.dumps(text.as_json(found), indent=1))
+        return 0
+    print("\n".join((*planned.notes, *text.lines(found))))
+    return 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,8 +12,6 @@ from hypothesis import strategies as st
 
 from launcher.agent import allreduce
 from tests.agent.conftest import start
-
-MODULE = ("-m", "launcher.agent.allreduce", "--largest", "4")
 
 
 @pytest.mark.parametrize(("ranks", "bus"), [(1, 0.0), (2, 10.0), (4, 15.0), (8, 17.5)])
@@ -55,18 +52,6 @@ def test_pairs_are_told_with_those_that_are_broken(monkeypatch: pytest.MonkeyPat
         "  2  no  no   -",
     ]
     assert broken == ["GPU 1 to 2: what is copied arrives changed"]
-
-
-@pytest.mark.megatron
-@pytest.mark.parametrize(
-    "processes", [2, *(pytest.param(number, marks=pytest.mark.long) for number in (1, 3))]
-)
-def test_over_gloo(processes: int) -> None:
-    run = start(processes, *MODULE)
-    assert run.code == 0, run.output
-    assert f"{processes} ranks, each on a CPU" in run.output
-    rows = re.findall(r"^ +(\d+) +(fp32|bf16) .* right$", run.output, re.M)
-    assert rows == [("1", "fp32"), ("1", "bf16"), ("4", "fp32"), ("4", "bf16")]
 
 
 WRONG = """

@@ -346,7 +346,8 @@ def test_a_dry_run_needs_no_engine(tmp_path: Path) -> None:
     assert err.count("\n") == 1
     assert f"--{err.removeprefix(told)[:4]}\n" in out
     assert f"/checkpoints <- {tmp_path}/checkpoints/gpt2 (read-write)" in out
-    assert out.splitlines()[-1].startswith("docker run --rm --name gpt2-")
+    assert "\ndocker run --rm --name gpt2-" in out
+    assert "\nforecast for 2 × GPU:\n  memory " in out
     assert list(tmp_path.iterdir()) == []
 
 

@@ -145,10 +145,3 @@ def test_an_all_reduce_in_the_image(cpu_images: Any, capfd: pytest.CaptureFixtur
     assert run("--nccl", "--gpus", "0", "--image", cpu_images.build(), "--json") == 0
     found = json.loads(capfd.readouterr().out)
     assert [one["megabytes"] for one in found["sizes"]] == [1, 1, 4, 4, 16, 16, 64, 64, 256, 256]
-
-
-@pytest.mark.long
-@pytest.mark.engine
-def test_an_all_reduce_as_a_table(cpu_images: Any, capfd: pytest.CaptureFixture[str]) -> None:
-    assert run("--nccl", "--gpus", "0", "--image", cpu_images.build()) == 0
-    assert "256   bf16" in capfd.readouterr().out

@@ -110,6 +110,7 @@ def test_nodes_meet_by_name_and_stop_when_asked(counting: Site) -> None:
     assert (counting.folder / "runs" / run / "compose.yaml").exists()
 
 
+@pytest.mark.long
 def test_nodes_without_a_network_meet_in_one_that_leads_nowhere(
     here: Site, python_image: str
 ) -> None:
@@ -167,7 +168,7 @@ def test_a_node_that_never_waits_for_others_is_told(here: Site, python_image: st
     assert "node-1 didn't start: node-0 ended before its port was open" in told
 
 
-@pytest.mark.parametrize("backend", ["docker", "compose"])
+@pytest.mark.parametrize("backend", [pytest.param("docker", marks=pytest.mark.long), "compose"])
 def test_devices_and_capabilities_are_in_the_container(
     here: Site, python_image: str, backend: str
 ) -> None:

@@ -104,8 +104,6 @@ def test_extras_change_nothing_of_the_base_and_give_one_image(
     ("extras", "told"),
     [
         ("numpy>=2", "this asks for numpy>=2, and the base has numpy 1.26.4"),
-        ("urllib3>2.3", "here it is limited to urllib3<2.3"),
-        ("deepep", "deep-ep has no wheel"),
         ("torch", "they need torch, triton, which the base hasn't"),
     ],
 )

@@ -80,7 +80,9 @@ def counted(text: str) -> int:
     return len(lines)
 
 
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "signum", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.long)]
+)
 def test_the_first_signal_is_a_request(counting: Site, signum: int) -> None:
     started = counting.start("run", "run.yaml")
     started.said("line 3\n")
@@ -125,7 +127,9 @@ def test_a_run_that_ended_with_nobody_watching_is_kept_for_attach(counting: Site
     assert attached.process.returncode == 7
 
 
-@pytest.mark.parametrize("deaf", [False, True], ids=["hung up", "nohup"])
+@pytest.mark.parametrize(
+    "deaf", [False, pytest.param(True, marks=pytest.mark.long)], ids=["hung up", "nohup"]
+)
 def test_a_lost_terminal_leaves_the_run(counting: Site, deaf: bool) -> None:
     near, far = os.openpty()
 
@@ -158,7 +162,9 @@ def test_a_lost_terminal_leaves_the_run(counting: Site, deaf: bool) -> None:
 @pytest.mark.parametrize(
     ("end", "reason"),
     [
-        (lambda one: one.kill(), "killed from outside, by SIGKILL"),
+        pytest.param(
+            *(lambda one: one.kill(), "killed from outside, by SIGKILL"), marks=pytest.mark.long
+        ),
         (lambda one: one.remove(force=True), "it was removed from outside"),
     ],
     ids=["docker kill", "docker rm -f"],
@@ -194,7 +200,7 @@ AS_RANK_1 = "import os, signal, sys, time\nif os.environ['RANK'] != '1': time.sl
 @pytest.mark.parametrize(
     ("program", "code", "said"),
     [
-        ("sys.exit(3)", 3, "rank 1 exited with code 3"),
+        pytest.param("sys.exit(3)", 3, "rank 1 exited with code 3", marks=pytest.mark.long),
         (
             "os.kill(os.getpid(), signal.SIGKILL)",
             137,
@@ -520,7 +526,9 @@ def there(mortal: MortalEngine, tmp_path: Path) -> Iterator[Site]:
     assert site.end() == []
 
 
-@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "signum", [signal.SIGTERM, pytest.param(signal.SIGKILL, marks=pytest.mark.long)]
+)
 def test_a_restarted_engine_is_waited_for_and_told(
     mortal: MortalEngine, there: Site, signum: signal.Signals
 ) -> None:

@@ -52,9 +52,7 @@ def hooked(site: Settings, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     patch.undo()
 
 
-@pytest.mark.parametrize(
-    ("gpus", "visible"), [("2", "0,1"), ("device=0,1", "0,1"), ("device=1,2", "1,2")]
-)
+@pytest.mark.parametrize(("gpus", "visible"), [("2", "0,1"), ("device=1,2", "1,2")])
 def test_the_hook_is_told_which_gpus(hooked: tuple[str, Path], gpus: str, visible: str) -> None:
     host, seen = hooked
     seen.write_text("")

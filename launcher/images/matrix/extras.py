@@ -5,12 +5,12 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-
-from packaging.requirements import InvalidRequirement, Requirement
-from packaging.utils import canonicalize_name
+from typing import TYPE_CHECKING
 
 from launcher.base.errors import UsageError
-from launcher.images.matrix.schema import Matrix, Row
+
+if TYPE_CHECKING:
+    from launcher.images.matrix.schema import Matrix, Row
 
 PROTECTED = frozenset(
     {"torch", "numpy", "triton", "flash-attn", "transformer-engine", "apex", "torchvision"}
@@ -71,6 +71,11 @@ def normalised(names: Sequence[str]) -> tuple[str, ...]:
 
     Raises UsageError for what can't be one.
     """
+    if not names:
+        return ()
+    from packaging.requirements import InvalidRequirement, Requirement
+    from packaging.utils import canonicalize_name
+
     found = set()
     for name in names:
         try:

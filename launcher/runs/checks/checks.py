@@ -6,6 +6,7 @@ import re
 import sys
 from collections.abc import Iterator, Sequence
 
+from launcher.agent import series
 from launcher.base.errors import PreflightError
 from launcher.base.screen import size
 from launcher.runs.backends.docker.docker_request import bytes_of_size
@@ -23,6 +24,7 @@ from launcher.runs.checks.machine import (
 from launcher.runs.plan.arguments import key_of
 from launcher.runs.plan.plan import Plan
 from launcher.runs.plan.program import ProgramKind, program
+from launcher.runs.plan.render import NULL_ADDS_ONE
 from launcher.runs.plan.resolved import Resolved
 from launcher.runs.runfile.config import RunConfig
 from launcher.runs.runfile.source import Origin
@@ -114,7 +116,7 @@ def preflight(
         for dataset in machine.datasets
         if dataset.problem
     ]
-    found += _tokens_fit(config, origin, machine.datasets)
+    found += _tokens_fit(config, origin, machine.datasets, run.facts.release)
     if machine.datasets:
         from launcher.runs.checks import splits
 
@@ -346,14 +348,14 @@ def _nodes_meet(
 
 
 def _tokens_fit(
-    config: RunConfig, origin: Origin, datasets: Sequence[Dataset]
+    config: RunConfig, origin: Origin, datasets: Sequence[Dataset], release: str | None
 ) -> Iterator[Finding]:
     """The vocabulary against the data, where the run file alone says how large it is."""
     known, own = config.data.vocab_size, config.data.tokenizer_type
     if known is None or own not in (None, "NullTokenizer"):
         return
     upstreams = own and program(config.program).kind is ProgramKind.UPSTREAM
-    added = 1 if upstreams else 0  # for the end of a document
+    added = 1 if upstreams and series.has(release, NULL_ADDS_ONE) else 0
     for dataset in datasets:
         if dataset.greatest >= known + added:
             yield Finding(

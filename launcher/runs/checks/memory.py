@@ -25,6 +25,9 @@ Measured with torch 2.11 on H200s: 1.0 GB on one GPU. Two with NCCL took 1.3 to 
 the margin of `fit.MARGIN` holds.
 """
 
+WORKSPACE = 150 << 20
+"""Bytes that a step in a CUDA graph keeps beside what is counted: bench/gpu/runs.yaml, on H100s."""
+
 FLASH = (8, 0)
 """Compute capability from which Transformer Engine has an attention that keeps no scores.
 
@@ -61,6 +64,7 @@ class MemoryEstimate:
     optimizer: int
     activations: int
     logits: int
+    workspace: int = 0
     overhead: int = OVERHEAD
 
     @property
@@ -147,7 +151,7 @@ def _needed(
     whole = tokens * _bytes_of_token(program, options, size, where, capability, undivided)
     whole += tokens * size.expert_layers / size.layers * _bytes_of_routed(options, size, where)
     kept, once = _with_recomputing(options, layers, whole, entering)
-    stages = []
+    compiled, stages = _is_compiled(program, options, where), []
     for first, last in [(True, True)] if where.pipeline == 1 else [(True, False), (False, True)]:
         in_flight = 1.0
         parameters = (layers - expert_layers) * size.layer(tensor)
@@ -166,14 +170,28 @@ def _needed(
             activations += tokens * size.hidden * in_flight / undivided  # the embedding's mask
         if last:
             activations += 2 * entering  # the last norm's input and output
-            copies = 4 if width == 4 else 6  # fp32, and what the output layer wrote
+            # fp32, and what the output layer wrote; compiled, the gradient takes their place
+            copies = 2 if compiled else 4 if width == 4 else 6
             logits = tokens * size.vocabulary / tensor * copies
         weights, gradients, optimizer = (
             int(parameters * each + expert_layers * own * of_expert)
             for each, of_expert in zip(states, of_experts, strict=True)
         )
-        stages.append(MemoryEstimate(weights, gradients, optimizer, int(activations), int(logits)))
+        parts = (weights, gradients, optimizer, int(activations), int(logits))
+        as_made = parameters if batch == micro * where.data else 2 * size.words()
+        stages.append(MemoryEstimate(*parts, WORKSPACE + int(2 * as_made) if compiled else 0))
     return max(stages, key=lambda memory: memory.total)
+
+
+def _is_compiled(program: str, options: Mapping[str, Value], where: Layout) -> bool:
+    """Whether model and loss are compiled as one in bf16: as trainer/fast/fast.py chooses.
+
+    A single micro-batch's gradients are then kept as they were made, of several the largest: those
+    of the words, of both their uses.
+    """
+    against = {"no_fast", "num_experts", "recompute_granularity", "recompute_activations"}
+    split = where.model > 1 or options.get("transformer_impl") == "transformer_engine"
+    return program == model.GPT and "bf16" in options and not (split or against & options.keys())
 
 
 def _experts(options: Mapping[str, Value], size: ModelShape, where: Layout) -> tuple[float, int]:

@@ -66,7 +66,8 @@ class Failure:
     kind: one of KINDS. raised: an expression of where Megatron raises what is else unknown
     (refusals.py). prevented: what keeps it from happening, or reports it before the start.
     cause: the end that shows it alone, where nothing was written (EndCause). sets: KEY=VALUE that
-    `resume` has to set, so that it does not fail so again.
+    `resume` has to set, so that it does not fail so again. of_node: whether it is a fault of the
+    machine that writes it.
     """
 
     name: str
@@ -81,6 +82,7 @@ class Failure:
     prevented: str = ""
     cause: str = ""
     sets: str = ""
+    of_node: bool = False
 
     @property
     def follows(self) -> bool:
@@ -122,7 +124,8 @@ def table() -> tuple[Failure, ...]:
 
 
 @cache
-def _pattern(known: Failure) -> re.Pattern[str]:
+def pattern(known: Failure) -> re.Pattern[str]:
+    """An expression of what it says."""
     return re.compile("|".join(known.says), re.MULTILINE)
 
 
@@ -238,7 +241,7 @@ def _matches(
 ) -> Iterator[re.Match[str]]:
     """Where a row matches in these parts of a text, each its first and last line."""
     for first, last in parts:
-        yield from _pattern(known).finditer(text, starts[first], starts[last + 1] - 1)
+        yield from pattern(known).finditer(text, starts[first], starts[last + 1] - 1)
 
 
 def _place(raised: list[LogLine], signs: dict[str, FailureSign]) -> None:
@@ -331,4 +334,4 @@ def _extent(sign: FailureSign) -> int:
 def _is_known(said: LogLine) -> bool:
     parts = anchors.find(said.text, [0, len(said.text) + 1])
     known = (one for one in table() if one.name in parts)
-    return bool(FAR.search(said.text)) or any(_pattern(one).search(said.text) for one in known)
+    return bool(FAR.search(said.text)) or any(pattern(one).search(said.text) for one in known)

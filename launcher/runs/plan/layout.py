@@ -78,7 +78,7 @@ def micro_batch(config: RunConfig, where: Layout) -> int | None:
 
 
 def with_precision(config: RunConfig, bf16: bool = False) -> RunConfig:
-    """`config` with its `precision` as fp16, bf16 or neither.
+    """`config` with its `precision` as fp16, bf16 or neither; fp8 is bf16 with `fp8_format`.
 
     `auto` is neither on the CPU; on GPUs bf16 where all are known to have it, and else fp16.
     """
@@ -89,6 +89,9 @@ def with_precision(config: RunConfig, bf16: bool = False) -> RunConfig:
     if chosen == "auto":
         chosen = "fp32" if config.gpus == "0" else "bf16" if bf16 else "fp16"
     update: dict[str, object] = {"precision": None}
+    if chosen == "fp8":
+        chosen, others = "bf16", {"fp8_format": "hybrid", **config.megatron_args}
+        config = config.model_copy(update={"megatron_args": others})
     if not (training.fp16 or training.bf16) and chosen != "fp32":
         update[chosen] = True
     return config.model_copy(update={"training": training.model_copy(update=update)})

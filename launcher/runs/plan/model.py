@@ -211,7 +211,7 @@ def _shape(
 
 
 def vocabulary_of(upstream: bool, options: Mapping[str, Value]) -> int | None:
-    """The padded vocabulary; upstream's tokenizer of tokens that are made adds one."""
+    """The padded vocabulary; upstream's NullTokenizer adds one up to 0.17, which is counted."""
     tokenizer = options.get("tokenizer_type") if upstream else None
     if tokenizer == "GPT2BPETokenizer":
         size = GPT2_TOKENS

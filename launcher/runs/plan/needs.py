@@ -48,7 +48,7 @@ class NeedRule(BaseModel):
         return (
             run.program.kind is not ProgramKind.SCRIPT
             and chosen
-            and not any(one in given for one in self.unless)
+            and not any(one in given or one == run.config.program for one in self.unless)
             and all(_is_given(given, one) for one in self.beside)
             and (not self.fact or series.has(release, self.fact))
         )

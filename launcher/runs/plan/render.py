@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from launcher.agent import compat
+from launcher.agent import compat, series
 from launcher.agent.ranks.ending import OptionError
 from launcher.base.errors import Faults, UsageError
 from launcher.runs.plan import arguments, rules
@@ -18,6 +18,8 @@ from launcher.runs.runfile.source import Origin
 from launcher.trainer.gpt import arguments as ours
 
 NULL_TOKENIZER = "NullTokenizer"
+NULL_ADDS_ONE = "NullTokenizer adds a token"
+"""The fact of a series by which it adds an end-of-document token to the size that it is given."""
 
 
 def options(
@@ -42,7 +44,7 @@ def options(
     extras = [] if kind is ProgramKind.OURS else _upstream_extras(config)
     extras += _profile(config.profile, kind) if config.profile else []
     if any(option.value == NULL_TOKENIZER for option in extras):
-        values["data.vocab_size"] -= 1  # it adds an end-of-document token to what it is given
+        values["data.vocab_size"] -= series.has(release, NULL_ADDS_ONE)
     own = [Option(arguments.option_name(key), value, key) for key, value in values.items()]
     passed = [
         Option(_spelled(name, release), value, f"megatron_args.{name}")

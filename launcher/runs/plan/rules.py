@@ -1,5 +1,9 @@
 """Rules between options that Megatron checks only after the start, and options that it ignores.
 
+Megatron itself is asked in the image, or by the first rank (agent/validate.py). The rules here are
+for what it can't be asked (layers, schedules, tokenizers), and for common faults that would cost a
+wait in a cluster's queue. Rare options are left to Megatron.
+
 They are those of validate_args (megatron/training/arguments.py), ModelParallelConfig and
 TransformerConfig, initialize_model_parallel, OptimizerParamScheduler, build_tokenizer and the
 interleaved schedule. A release that isn't known is held to the rules that all releases have.
@@ -21,7 +25,6 @@ ELSEWHERE = ("yaml_cfg", "use_checkpoint_args")
 
 EP = "expert_model_parallel_size"
 VIRTUAL = ("num_layers_per_virtual_pipeline_stage", "num_virtual_stages_per_pipeline_rank")
-UNEVEN = ("decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers")
 
 
 @dataclass(frozen=True)
@@ -125,15 +128,6 @@ def _ragged(o: RuleInput) -> bool:
     return any(0 < size / step % group < stages for size in batches if step and size % step == 0)
 
 
-def _uneven(o: RuleInput) -> bool:
-    """Whether the layers left by the first and last stages can't be dealt out to the others."""
-    ends = [o.number(option) for option in UNEVEN if o.has(option)]
-    layers, stages = o.number("num_layers") - sum(ends), o.where.pipeline - len(ends)
-    if not ends or not o.has("num_layers"):
-        return False
-    return layers % stages != 0 or layers <= 0 if stages > 0 else layers != 0
-
-
 def _apart(o: RuleInput) -> bool:
     """Whether expert parallelism doesn't divide the processes that it is laid over."""
     tensor = o.number("expert_tensor_parallel_size") or o.where.tensor
@@ -181,16 +175,6 @@ def _warms(unit: str) -> OptionRule:
     return OptionRule(f"lr_warmup_{unit}", broken, "the warm-up is as long as the decay", mend)
 
 
-def _recomputes(o: RuleInput, how: str) -> bool:
-    chosen = o.text("recompute_granularity")
-    return how == ("selective" if o.has("recompute_activations") else chosen)
-
-
-def _grows(o: RuleInput) -> bool:
-    """Whether the weight decay does."""
-    return o.text("weight_decay_incr_style", "constant") != "constant"
-
-
 # Rows of an option, what breaks the rule, what is wrong, how to mend it, and the releases.
 # fmt: off
 RULES = (
@@ -207,18 +191,11 @@ RULES = (
     # Pipelines.
     _splits(VIRTUAL[0], lambda o: True, "virtual stages need a pipeline"),
     *(_splits(option, _is_split, "one virtual stage is none") for option in VIRTUAL),
-    OptionRule("no_overlap_p2p_communication", lambda o: _interleaves(o) and o.where.pipeline == 2,
-         "virtual stages of a pipeline of 2 send and receive at once",
-         "Leave it out, or set parallel.pipeline_model_parallel_size to 3 or more."),
     OptionRule("global_batch_size", lambda o: _interleaves(o) and _ragged(o),
          "its micro-batches on each replica aren't divisible by the pipeline, which virtual stages "
          "need",
          "Set it to a multiple of micro-batch × replicas × pipeline, or leave "
          f"{key_of(VIRTUAL[0])} out.", lacking=True),
-    OptionRule(UNEVEN[0], _uneven,
-         "the layers left aren't divisible by the stages between the first and the last",
-         "Set megatron_args.decoder_first_pipeline_num_layers and _last_ so that they are.",
-         "uneven stages are checked", lacking=True),
 
     # The distributed optimizer and what it overlaps.
     needs("overlap_param_gather", "use_distributed_optimizer",
@@ -232,13 +209,6 @@ RULES = (
          "Set parallel.use_distributed_optimizer: true, or leave it out.",
          "parameters are gathered for optimizers of shards"),
     needs("overlap_param_gather", "overlap_grad_reduce"),
-    needs("overlap_param_gather_with_optimizer_step", "use_distributed_optimizer"),
-    needs("overlap_param_gather_with_optimizer_step", "overlap_param_gather"),
-    needs("overlap_param_gather_with_optimizer_step", *VIRTUAL),
-    OptionRule("overlap_param_gather_with_optimizer_step",
-         lambda o: o.text("ckpt_format", "torch_dist") != "torch",
-         "can't save distributed checkpoints",
-         "Set megatron_args.ckpt_format: torch, or leave it out."),
 
     # Experts.
     OptionRule(EP, lambda o: o.number(EP) > 1 and not o.number("num_experts"),
@@ -247,9 +217,6 @@ RULES = (
     OptionRule(EP, lambda o: o.number(EP) > 1 and o.number("num_experts") % o.number(EP) != 0,
          "the experts aren't divisible by it",
          "Set it to a divisor of megatron_args.num_experts."),
-    OptionRule(EP, lambda o: o.number(EP) > 1 and o.has("fp16"),
-         "expert parallelism isn't for fp16",
-         "Set training.bf16: true in place of training.fp16.", "experts go without fp16"),
     OptionRule(EP, lambda o: _unreplicated(o) and not _apart(o),
          "the replicas aren't divisible by it",
          "Set it to a divisor of the data-parallel size.", "experts divide the replicas"),
@@ -265,20 +232,6 @@ RULES = (
              o.number(EP) > 1 and o.where.tensor > 1 and not o.has("sequence_parallel")),
          "with tensor parallelism it needs parallel.sequence_parallel",
          "Set parallel.sequence_parallel: true."),
-    needs("moe_ffn_hidden_size", "num_experts", fact="an expert's size needs experts"),
-    needs("moe_pad_expert_input_to_capacity", "moe_expert_capacity_factor"),
-    OptionRule("moe_expert_capacity_factor",
-         lambda o: o.text("moe_token_dispatcher_type", "allgather") == "allgather",
-         "is for the alltoall dispatcher",
-         "Set megatron_args.moe_token_dispatcher_type: alltoall, or leave it out.",
-         "capacity is for alltoall"),
-    OptionRule("moe_router_topk", lambda o: (
-             o.number("moe_router_topk") == 1 and not o.has("moe_router_pre_softmax")
-             and o.text("moe_router_score_function", "softmax") == "softmax"
-             and o.text("moe_router_load_balancing_type") != "sinkhorn"),
-         "one expert for each token needs its softmax before the choice",
-         "Set megatron_args.moe_router_pre_softmax: true.",
-         "one expert needs its softmax first"),
 
     # Learning rate and weight decay.
     *(_warms(unit) for unit in ("iters", "samples")),
@@ -290,16 +243,6 @@ RULES = (
              and not o.has("lr_wsd_decay_iters", "lr_wsd_decay_samples")),
          "WSD needs megatron_args.lr_wsd_decay_iters (or _samples), the length of its decay",
          "Set that, or another style."),
-    OptionRule("start_weight_decay",
-         lambda o: o.has("start_weight_decay", "end_weight_decay") and not _grows(o),
-         "a weight decay that grows needs megatron_args.weight_decay_incr_style",
-         "Set it to linear or cosine, or training.weight_decay in place of start and end.",
-         lacking=True),
-    OptionRule("weight_decay_incr_style", lambda o: (
-             _grows(o) and not (o.has("start_weight_decay") and o.has("end_weight_decay"))),
-         "needs megatron_args.start_weight_decay and end_weight_decay",
-         "Set both, or leave it out."),
-    excludes("override_opt_param_scheduler", "use_checkpoint_opt_param_scheduler"),
     excludes("rampup_batch_size", "train_iters", "the batch grows"),
     OptionRule("rampup_batch_size",
          lambda o: o.number("rampup_batch_size") >= o.number("global_batch_size", inf),
@@ -308,34 +251,13 @@ RULES = (
          "the batch grows"),
 
     # Recomputing.
-    OptionRule("distribute_saved_activations", lambda o: o.where.tensor == 1,
-         "saved activations are distributed over tensor parallelism, and there is none",
-         "Leave it out, or set parallel.tensor_model_parallel_size to 2 or more."),
-    OptionRule("distribute_saved_activations", lambda o: not _recomputes(o, "full"),
-         "needs megatron_args.recompute_granularity: full",
-         "Set that, or leave it out."),
-    excludes("distribute_saved_activations", "sequence_parallel"),
-    OptionRule("recompute_method", lambda o: _recomputes(o, "selective"),
-         "is for recompute_granularity: full", "Leave it out."),
-    OptionRule("recompute_num_layers", lambda o: _recomputes(o, "selective"),
-         "is for recompute_granularity: full", "Leave it out."),
     OptionRule("recompute_granularity", lambda o: (
-             _recomputes(o, "full")
+             o.text("recompute_granularity") == "full" and not o.has("recompute_activations")
              and not (o.has("recompute_method") and o.has("recompute_num_layers"))),
          "full needs megatron_args.recompute_method and recompute_num_layers",
          "Set recompute_method: uniform and recompute_num_layers: 1."),
-    OptionRule("use_tp_pp_dp_mapping", lambda o: o.number(EP) > 1 or o.where.context > 1,
-         "goes with neither context nor expert parallelism", "Leave it out.",
-         "TP-PP-DP order goes with neither CP nor EP"),
 
-    # Precision, kernels and positions.
-    needs("fp16_lm_cross_entropy", "fp16"),
-    needs("fp32_residual_connection", "bf16", "fp16"),
-    needs("tp_comm_overlap", "sequence_parallel"),
-    OptionRule("tp_comm_overlap", lambda o: o.where.tensor == 1,
-         "overlaps tensor parallelism, and there is none",
-         "Leave it out, or set parallel.tensor_model_parallel_size to 2 or more.",
-         "overlapped TP needs TP"),
+    # Precision.
     OptionRule("fp8_format", _ragged_in_fp8,
          f"each process's tokens of a sequence aren't a multiple of {SIXTEENS}, which FP8 needs",
          f"Set model.seq_length to a multiple of {SIXTEENS} × context parallelism, and × tensor "
@@ -344,26 +266,9 @@ RULES = (
          f"a layer's width on each process isn't a multiple of {SIXTEENS}, which FP8 needs",
          "Let the hidden size, and heads, groups and MLP over tensor parallelism, be one of "
          f"{SIXTEENS}."),
-    OptionRule("moe_grouped_gemm", lambda o: not o.has("bf16"),
-         "is for bf16", "Set training.bf16: true, or leave it out.",
-         "grouped products are for bf16"),
-    OptionRule("squared_relu",
-         lambda o: not o.has("no_bias_gelu_fusion", "disable_bias_linear", "swiglu"),
-         "can't be fused with the bias", "Set megatron_args.no_bias_gelu_fusion: true."),
-    excludes("squared_relu", "swiglu"),
-    excludes("use_flash_attn", "deterministic_mode"),
-    excludes("cross_entropy_loss_fusion", "deterministic_mode"),
     OptionRule("deterministic_mode", lambda o: "NCCL_ALGO" not in o.env,
          "needs the variable NCCL_ALGO", "Set env: {NCCL_ALGO: Ring}.",
          "deterministic mode needs NCCL_ALGO"),
-    OptionRule("no_position_embedding", lambda o: (
-             not o.has("use_rotary_position_embeddings")
-             and o.text("position_embedding_type") != "rope"),
-         "goes with rotary positions alone",
-         "Set model.position_embedding_type: none in its place."),
-    OptionRule("rotary_interleaved", lambda o: not o.has("no_rope_fusion"),
-         "doesn't go with the fused kernel of rotary positions",
-         "Set megatron_args.no_rope_fusion: true.", "interleaved RoPE goes without its kernel"),
 
     # Tokenizers.
     _tokenizer("vocab_file", "GPT2BPETokenizer",
@@ -394,6 +299,10 @@ IGNORED = (
          "this Megatron ignores it: every step takes the whole global batch",
          "Leave it out, or take an image with Megatron 0.17 or older.",
          "a growing batch is ignored"),
+    OptionRule("vocab_file", lambda o: o.text("tokenizer_type") == "GPT2BPETokenizer",
+         "this Megatron reads gpt2 of Hugging Face's hub in its place, and fails without a network",
+         "Take HuggingFaceTokenizer with a folder as data.tokenizer_model; for data that is "
+         "tokenized, NullTokenizer.", "vocabularies are the hub's"),
 )
 """What a program goes on without."""
 # fmt: on

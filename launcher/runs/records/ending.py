@@ -9,12 +9,15 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from enum import Enum
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 from launcher.agent.checkpoints.folders import CheckpointFolder
 from launcher.agent.words import STOPPED
-from launcher.runs.explain.failures import Explanation, explain
 from launcher.runs.plan.job import KILLED, EndCause, ExitStatus
 from launcher.runs.records import nodes, record
+
+if TYPE_CHECKING:
+    from launcher.runs.explain.failures import Explanation
 
 ENGINE_FAILED = 125
 NEVER_BETTER = (2, 121)
@@ -118,6 +121,8 @@ class Ending:
     @cached_property
     def explained(self) -> Explanation:
         """The failure that its last output shows."""
+        from launcher.runs.explain.failures import explain
+
         return explain([self.tail.encode(errors="replace")], self.ended.cause)
 
     @cached_property

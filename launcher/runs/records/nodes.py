@@ -14,16 +14,6 @@ from launcher.runs.runfile.clusters import Exclude
 
 LINE = re.compile(r"^(?:node-(\d+) \| )?(.*)$", re.MULTILINE)
 NAMED = re.compile(r"\bnode (\d+) \(([\w-]*)")
-CAUSES = {
-    "a GPU is broken": re.compile(
-        r"\bXid\b.*?: ?(?:48|6[234]|74|79|9[245]|119|12[01]|140)\b|GPU has fallen off the bus|"
-        r"\bGPU is lost\b|uncorrectable (?:ECC|NVLink) error|hardware stack error"
-    ),
-    "a disk is full": re.compile(r"No space left on device"),
-    "a disk failed": re.compile(r"\[Errno 5\] |: Input/output error$"),
-}
-"""What a node's own lines say of it. Of Xids those of the hardware: others are a program's."""
-
 OF_OTHERS = {
     "its processes are held": re.compile(r"node \d+ \(.*\): its process (?:is held|was killed)"),
     "it was lost": re.compile(r"node \d+ \(.*\) has gone: "),
@@ -68,9 +58,13 @@ def blame(ended: ExitStatus, log: str) -> tuple[str, str]:
 
 def _accused(log: str, hosts: Mapping[int, str]) -> Iterator[tuple[str, set[str]]]:
     """Each cause, and the machines that it names, "" for one that isn't known."""
+    from launcher.runs.explain.failures import pattern, table
+
     lines = [(int(rank or 0), text) for rank, text in LINE.findall(log)]
-    for cause, said in CAUSES.items():
-        yield cause, {hosts.get(rank, "") for rank, text in lines if said.search(text)}
+    for known in table():
+        if known.of_node:
+            said = pattern(known)
+            yield known.name, {hosts.get(rank, "") for rank, text in lines if said.search(text)}
     # Where nodes are left out the others are numbered anew, and are known by their names.
     named = {int(number): name for number, name in NAMED.findall(log) if name in hosts.values()}
     numbered = {**hosts, **named}

@@ -112,7 +112,8 @@ class Model(Strict):
 class Training(Strict):
     """Batches, steps, optimizer and precision.
 
-    `precision` is another way to write fp16 and bf16, of which either counts more than `auto`.
+    `precision` is another way to write fp16 and bf16, of which either counts more than `auto`;
+    fp8 is bf16 with megatron_args' fp8_format: hybrid.
     """
 
     micro_batch_size: MicroBatch | None = None
@@ -134,7 +135,7 @@ class Training(Strict):
     adam_beta2: Fraction | None = None
     adam_eps: NotNegative | None = None
     clip_grad: NotNegative | None = None
-    precision: Literal["auto", "bf16", "fp16", "fp32"] | None = None
+    precision: Literal["auto", "bf16", "fp16", "fp32", "fp8"] | None = None
     fp16: Flag | None = None
     bf16: Flag | None = None
     seed: Whole | None = None

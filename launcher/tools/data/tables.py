@@ -6,6 +6,7 @@ import csv
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from io import StringIO
 from typing import IO, Any
@@ -158,37 +159,47 @@ NO_HEADER = ". Where the first row is data, name all: --csv-columns id,content"
 COMPLETE = "Is it a complete copy?"
 
 
+@contextmanager
+def _arrow_errors(name: str) -> Iterator[None]:
+    """Raise DataError for what Arrow says of a damaged file; the system's own errors stay."""
+    import pyarrow
+
+    try:
+        yield
+    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise
+        said = str(error).partition("\n")[0]
+        raise DataError(f"{name}: it can't be read: {said}", COMPLETE) from None
+
+
 def parquet(name: str, keys: Sequence[str], largest: int) -> Iterator[tuple[float, Block]]:
     """Rows of a parquet file, and after which share of it they end.
 
     Raises UsageError where a key has no column, DataError where the file is damaged or so packed
     that its rows have more than `largest` bytes on average.
     """
-    import pyarrow
     import pyarrow.parquet
 
     if name == "-":
         raise UsageError("parquet can't be read from standard input", "Give the file.")
-    try:
-        with pyarrow.parquet.ParquetFile(name, page_checksum_verification=True) as file:
-            _find(name, _roots(file.schema_arrow.names, keys), keys)
-            total, done = max(file.metadata.num_rows, 1), 0
-            for batch in _batches(name, file, keys, largest):
-                values = [_values(_column(batch, key)) for key in keys]
-                numbers = range(done + 1, done + 1 + batch.num_rows)
-                done += batch.num_rows
-                rows: list[Row] = [list(row) for row in zip(*values, strict=True)]
-                if batch.nbytes > largest:
-                    rows = [_limited(row, largest) for row in rows]
-                yield done / total, Block(rows=rows, numbers=numbers)
-            if done != file.metadata.num_rows:
-                said = f"it has {done} rows, and says that it has {file.metadata.num_rows}"
-                raise DataError(f"{name}: {said}", COMPLETE)
-    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
-        if isinstance(error, OSError) and error.errno is not None:
-            raise
-        said = str(error).partition("\n")[0]
-        raise DataError(f"{name}: it can't be read: {said}", COMPLETE) from None
+    with (
+        _arrow_errors(name),
+        pyarrow.parquet.ParquetFile(name, page_checksum_verification=True) as file,
+    ):
+        _find(name, _roots(file.schema_arrow.names, keys), keys)
+        total, done = max(file.metadata.num_rows, 1), 0
+        for batch in _batches(name, file, keys, largest):
+            values = [_values(_column(batch, key)) for key in keys]
+            numbers = range(done + 1, done + 1 + batch.num_rows)
+            done += batch.num_rows
+            rows: list[Row] = [list(row) for row in zip(*values, strict=True)]
+            if batch.nbytes > largest:
+                rows = [_limited(row, largest) for row in rows]
+            yield done / total, Block(rows=rows, numbers=numbers)
+        if done != file.metadata.num_rows:
+            said = f"it has {done} rows, and says that it has {file.metadata.num_rows}"
+            raise DataError(f"{name}: {said}", COMPLETE)
 
 
 def _batches(name: str, file: Any, keys: Sequence[str], largest: int) -> Iterator[Any]:
@@ -267,27 +278,19 @@ def arrow(name: str, keys: Sequence[str], largest: int) -> Iterator[tuple[float,
 
     if name == "-":
         raise UsageError("Arrow can't be read from standard input", "Give the file.")
-    try:
-        with pyarrow.OSFile(name) as file:
-            schema, batches = _opened(file)
-            _find(name, _roots(schema.names, keys), keys)
-            done = 0
-            for share, batch in batches:
-                batch.validate(full=True)
-                few = max(BYTES * batch.num_rows // max(batch.nbytes, 1), 1)
-                for at in range(0, batch.num_rows, few):
-                    some = batch.slice(at, few)
-                    values = [_values(_column(some, key)) for key in keys]
-                    rows: list[Row] = [
-                        _limited([*row], largest) for row in zip(*values, strict=True)
-                    ]
-                    yield share, Block(rows=rows, numbers=range(done + 1, done + 1 + some.num_rows))
-                    done += some.num_rows
-    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
-        if isinstance(error, OSError) and error.errno is not None:
-            raise
-        said = str(error).partition("\n")[0]
-        raise DataError(f"{name}: it can't be read: {said}", COMPLETE) from None
+    with _arrow_errors(name), pyarrow.OSFile(name) as file:
+        schema, batches = _opened(file)
+        _find(name, _roots(schema.names, keys), keys)
+        done = 0
+        for share, batch in batches:
+            batch.validate(full=True)
+            few = max(BYTES * batch.num_rows // max(batch.nbytes, 1), 1)
+            for at in range(0, batch.num_rows, few):
+                some = batch.slice(at, few)
+                values = [_values(_column(some, key)) for key in keys]
+                rows: list[Row] = [_limited([*row], largest) for row in zip(*values, strict=True)]
+                yield share, Block(rows=rows, numbers=range(done + 1, done + 1 + some.num_rows))
+                done += some.num_rows
 
 
 def _opened(file: Any) -> tuple[Any, Iterator[tuple[float, Any]]]:

@@ -9,9 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from launcher.agent import series
 from launcher.base.errors import UsageError
 from launcher.base.settings import expanded
 from launcher.runs.plan.program import ProgramKind, program
+from launcher.runs.plan.render import NULL_ADDS_ONE
 from launcher.runs.runfile.config import Data, RunConfig
 from launcher.runs.runfile.source import Origin
 
@@ -55,7 +57,7 @@ def tokenized(
     if data.text is None:
         if data.text_key is not None:
             raise UsageError("data.text_key without data.text", "Name the files: data.text.")
-        return _as_made(config, origin)
+        return _as_made(config, origin, release)
     if data.path is not None and not origin.is_presets("data.path"):
         raise UsageError("data.text and data.path: both say what is trained on", "Leave one out.")
     from launcher.base.install import install
@@ -73,7 +75,7 @@ def tokenized(
     return TokenizedRun(config.model_copy(update={"data": data.model_copy(update=given)}), found)
 
 
-def _as_made(config: RunConfig, origin: Origin) -> TokenizedRun:
+def _as_made(config: RunConfig, origin: Origin, release: Callable[[], str | None]) -> TokenizedRun:
     """The run with the tokenizer and vocabulary by which its data files were made.
 
     They are those of PREFIX.made.json, where the run file says none of its own.
@@ -92,7 +94,7 @@ def _as_made(config: RunConfig, origin: Origin) -> TokenizedRun:
     if not _gives_way(data, origin, size):
         return TokenizedRun(config)
     upstreams = program(config.program).kind is ProgramKind.UPSTREAM
-    given = _upstreams(tokenizers[0], size) if upstreams else {"vocab_size": size}
+    given = _upstreams(tokenizers[0], size, release()) if upstreams else {"vocab_size": size}
     if given.items() <= data.model_dump().items():
         return TokenizedRun(config)
     told = ", ".join(f"data.{name}: {value}" for name, value in given.items())
@@ -127,13 +129,16 @@ def _how_made(prefix: str) -> dict[str, Any] | None:
     return None
 
 
-def _upstreams(made: Any, size: int) -> dict[str, Any]:
+def _upstreams(made: Any, size: int, release: str | None) -> dict[str, Any]:
     """The keys for upstream's program: the tokenizer's files, or its size alone."""
     files = {"vocab_file": "vocab_file", "merge_file": "merge_file", "model": "tokenizer_model"}
     found = {name: made.get(key) for key, name in files.items() if made.get(key)}
+    if "vocab_file" in found and series.has(release, "vocabularies are the hub's"):
+        found = {}
     if found and all(Path(path).is_absolute() and Path(path).exists() for path in found.values()):
         return {"tokenizer_type": made["type"], "vocab_size": size, **found}
-    return {"tokenizer_type": "NullTokenizer", "vocab_size": size - 1}  # it adds one
+    size -= series.has(release, NULL_ADDS_ONE)
+    return {"tokenizer_type": "NullTokenizer", "vocab_size": size}
 
 
 def _gives_way(data: Data, origin: Origin, size: int) -> bool:

@@ -6,45 +6,18 @@ import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
+
+import yaml
 
 from launcher.base.errors import UsageError
 from launcher.base.yamlfile import printable
 from launcher.runs.runfile.values import parse_gpus
 from launcher.tools.importing.commands import Command, Unfollowed, Word
 
-SHORT = {
-    "slurm": "N=nodes n=ntasks c=cpus-per-task t=time p=partition A=account q=qos C=constraint "
-    "d=dependency a=array J=job-name o=output e=error w=nodelist x=exclude G=gpus l=label D=chdir "
-    "K=kill-on-bad-exit u=unbuffered W=wait m=distribution i=input",
-    "docker": "v=volume e=env w=workdir u=user i=interactive t=tty d=detach h=hostname p=publish "
-    "it=interactive ti=interactive itd=interactive",
-    "mpirun": "n=np c=np H=host N=npernode x=x",
-    "apptainer": "B=bind c=contain C=containall e=cleanenv",
-}
-FLAGS = {
-    "slurm": "exclusive label unbuffered requeue no-requeue overlap exact overcommit hold verbose "
-    "quiet kill-on-bad-exit no-kill contiguous interactive pty container-remap-root parsable wait "
-    "no-container-entrypoint container-mount-home no-container-mount-home container-writable "
-    "use-min-nodes container-readonly spread-job",
-    "docker": "detach init interactive privileged rm tty read-only no-healthcheck P",
-    "mpirun": "allow-run-as-root oversubscribe tag-output nooversubscribe report-bindings q v "
-    "display-map use-hwthread-cpus prefix-output",
-    "apptainer": "nv rocm contain containall cleanenv no-home fakeroot writable-tmpfs writable "
-    "compat nvccli userns no-mount-home",
-}
-"""Options without a value; what isn't here takes the next word, where that is no option."""
-ITSELF = {
-    "slurm": "nodes ntasks ntasks-per-node gpus-per-node gres job-name output error open-mode "
-    "label unbuffered jobid kill-on-bad-exit wait overlap exact pty verbose quiet gpus parsable "
-    "container-image container-mounts container-name",
-    "docker": "detach init interactive rm tty name ipc ulimit shm-size gpus runtime hostname",
-    "mpirun": "np npernode host hostfile machinefile x allow-run-as-root tag-output map-by ppr "
-    "oversubscribe report-bindings display-map prefix-output hosts ppn",
-    "apptainer": "nv bind env",
-}
-"""What the launcher does itself, or what is carried over elsewhere."""
-HOST_NETWORK = (("network", "host"), ("net", "host"))
+TABLE = Path(__file__).with_suffix(".yaml")
 VARIABLES = {
     "SLURM_NNODES": "nodes",
     "SLURM_JOB_NUM_NODES": "nodes",
@@ -68,6 +41,35 @@ FAMILIES = {
     "apptainer": "apptainer",
     "singularity": "apptainer",
 }
+VERBS = {"docker": ("run", "exec"), "apptainer": ("exec", "run", "shell")}
+"""What stands between a container's starter and its options."""
+GPUS = re.compile(r"(?:gpu(?::|$))?(?:([A-Za-z][\w.-]*)(?::|$))?(\d*)")
+COUNT = re.compile(r"(?:[A-Za-z][\w.-]*:)?(\d+)")
+
+
+@dataclass(frozen=True)
+class OptionTable:
+    """The options of a family: what is done with each, their long names, those without a value.
+
+    An option that isn't a flag takes the next word, where that is no option.
+    """
+
+    does: Mapping[str, str]
+    names: Mapping[str, str]
+    flags: frozenset[str]
+
+
+@cache
+def tables() -> Mapping[str, OptionTable]:
+    """The families of starters.yaml."""
+    found = {}
+    for family, rows in yaml.safe_load(TABLE.read_text("utf-8")).items():
+        further = rows.pop("flags").split()
+        parts = {name: row.split() for name, row in rows.items()}
+        names = {one[1:]: name for name, row in parts.items() for one in row if one[0] == "-"}
+        flags = frozenset([*further, *(name for name, row in parts.items() if "flag" in row)])
+        found[family] = OptionTable({name: row[0] for name, row in parts.items()}, names, flags)
+    return found
 
 
 @dataclass(frozen=True)
@@ -117,7 +119,7 @@ def batch_lines(text: str) -> Around:
         with suppress(ValueError):  # a quote that isn't closed
             words = shlex.split(match[2], comments=True)
         if match[1] == "SBATCH":
-            _slurm(found, tuple(Word(word, line) for word in words), "#SBATCH")
+            _ask(found, "slurm", "#SBATCH", [Word(word, line) for word in words])
         elif match[1] == "PBS":
             _pbs(found, match[2], line)
         else:
@@ -138,16 +140,13 @@ def variables(counts: Mapping[str, int]) -> dict[str, str]:
 def parse_around(asked: Around, commands: Sequence[Command]) -> Around:
     """What the batch lines and the commands around a start ask for; `asked` is added to."""
     for command in commands:
-        family = FAMILIES.get(command.name, "")
-        words = command.words[1:]
-        if family == "slurm":
-            _slurm(asked, words, command.name)
-        elif family == "mpirun":
-            _mpirun(asked, words)
-        elif family == "docker" and words and words[0].text in ("run", "exec"):
-            _docker(asked, words[1:], command.name)
-        elif family == "apptainer" and words and words[0].text in ("exec", "run", "shell"):
-            _apptainer(asked, words[1:])
+        family, words = FAMILIES.get(command.name, ""), command.words[1:]
+        named = family if family in ("apptainer", "mpirun") else command.name
+        if family in VERBS and words and words[0].text in VERBS[family]:
+            asked.container = named
+            _ask(asked, family, named, words[1:])
+        elif family and family not in VERBS:
+            _ask(asked, family, named, words)
         elif command.name not in ("bash", "sh", "env", "sudo", "exec", "nohup", "time"):
             text = printable(" ".join(word.text for word in command.words[:2]))
             asked.tell(command.line, f"{text} …: how it starts the program isn't carried over")
@@ -156,9 +155,7 @@ def parse_around(asked: Around, commands: Sequence[Command]) -> Around:
 
 def options(family: str, words: Sequence[Word]) -> Iterator[tuple[str, Word]]:
     """Each option by its long name with its value; what follows them under the name "", once."""
-    short = dict(one.split("=") for one in SHORT[family].split())
-    flags = FLAGS[family].split()
-    at = 0
+    table, at = tables()[family], 0
     while at < len(words):
         word = words[at]
         text = word.text
@@ -169,69 +166,102 @@ def options(family: str, words: Sequence[Word]) -> Iterator[tuple[str, Word]]:
         name, equals, value = text.lstrip("-").partition("=")
         if not text.startswith("--") and family == "slurm" and len(text) > 2:
             name, equals, value = text[1], "=", text[2:].removeprefix("=")
-        name = short.get(name, name)
+        name = table.names.get(name, name)
         if equals:
             yield name, Word(value, word.line, word.unknown)
-        elif name in flags or at == len(words) or words[at].text.startswith("-"):
+        elif name in table.flags or at == len(words) or words[at].text.startswith("-"):
             yield name, Word("", word.line, word.unknown)
         else:
             yield name, words[at]
             at += 1
 
 
-def _slurm(found: Around, words: Sequence[Word], named: str) -> None:
-    """The options of sbatch or srun."""
-    for name, word in options("slurm", words):
-        number = re.fullmatch(r"(?:[A-Za-z][\w.-]*:)?(\d+)", word.text)
+def _ask(found: Around, family: str, named: str, words: Sequence[Word]) -> None:
+    """Note what the options of a starter ask for, up to the first word that is none."""
+    does = tables()[family].does
+    for name, word in options(family, words):
         if not name:
+            if family in ("docker", "apptainer"):
+                found.image = word
             return
-        if name in ("gres", "gpus-per-node"):
-            _gres(found, name, word, named)
-        elif name in (
-            "nodes",
-            "ntasks",
-            "ntasks-per-node",
-            "gpus",
-            "cpus-per-task",
-        ):
-            key = {"ntasks-per-node": "tasks", "cpus-per-task": "cpus", "gpus": "all-gpus"}
-            if number or word.unknown:
-                text = number[1] if number else word.text
-                found.counts[key.get(name, name)] = Word(text, word.line, word.unknown)
-            else:
-                found.tell(word.line, f"{named} --{name}={printable(word.text)}: not carried over")
-            if name == "cpus-per-task":
-                found.slurm[name] = word
-        elif name == "container-image":
-            found.container, found.image = "pyxis", word
-        elif name == "container-mounts":
-            _mounts(found, word.text.split(","), word, "pyxis's mounts")
-        elif name == "gpus-per-task":
-            found.tell(word.line, f"{named} --{name}={printable(word.text)}: not carried over")
-        elif name == "mem" and (size := re.fullmatch(r"([1-9]\d*)([KMGT]?)B?", word.text)):
-            found.resources["memory"] = Word(f"{size[1]}{size[2] or 'M'}", word.line)
-        elif name == "job-name":
-            found.slurm["name"] = word
-        elif name == "signal":
-            seconds = re.search(r"@(\d+)$", word.text)
-            found.slurm[name] = Word(seconds[1] if seconds else word.text, word.line)
-        elif name not in ITSELF["slurm"].split():
+        what, _, key = does.get(name, does["other"]).partition("=")
+        if _is_noted(found, name, word, what, key):
+            continue
+        if word.unknown:
+            found.tell(word.line, f"{word.unknown}: {named}'s {name} isn't carried over")
+        else:
+            asked = printable(f"{named}'s {name} {word.text}".rstrip())
+            found.tell(word.line, f"{asked}: not carried over")
+
+
+def _is_noted(found: Around, name: str, word: Word, what: str, key: str) -> bool:
+    """Whether an option's value is noted in its place, or the launcher needs none of it."""
+    text, known = word.text, not word.unknown
+    if what == "itself":
+        return not key or text == key
+    if what in ("count", "cpus"):
+        number = COUNT.fullmatch(text)
+        if number or not known:
+            found.counts[key] = replace(word, text=number[1] if number else text)
+        if what == "cpus":
             found.slurm[name] = word
+        return bool(number) or not known
+    if what == "gpus" and known and (match := GPUS.fullmatch(text)):
+        if name == "gres" and not text.startswith("gpu"):
+            return False
+        found.counts["gpus"] = Word(match[2] or "1", word.line)
+        if match[1]:
+            found.slurm["gpu_type"] = Word(match[1], word.line)
+        return True
+    if what == "ppr":
+        if per := re.match(r"ppr:(\d+):node", text):
+            found.counts["tasks"] = Word(per[1], word.line)
+        return True
+    if what == "hosts":
+        count = replace(word, text=str(len(text.split(","))))
+        found.counts.setdefault("nodes", count)
+        return False
+    if what == "memory" and (size := re.fullmatch(r"([1-9]\d*)([KMGT]?)B?", text)):
+        found.resources["memory"] = Word(f"{size[1]}{size[2] or 'M'}", word.line)
+        return True
+    if what == "signal" and (seconds := re.search(r"@(\d+)$", text)):
+        word = Word(seconds[1], word.line)
+    if what in ("option", "memory", "signal"):
+        found.slurm[key or name] = word
+        return True
+    if what == "image":
+        found.container, found.image = key, word
+        return True
+    if what == "env":
+        for part in text.split(key) if key else [text]:
+            variable, equals, value = part.partition("=")
+            if equals:
+                found.env[variable] = replace(word, text=value)
+        return True
+    return known and _is_of_container(found, word, what, key)
 
 
-def _gres(found: Around, name: str, word: Word, named: str) -> None:
-    pattern = (
-        r"gpu(?::([A-Za-z][\w.-]*))?(?::(\d+))?"
-        if name == "gres"
-        else r"(?:([A-Za-z][\w.-]*):)?(\d+)"
-    )
-    match = re.fullmatch(pattern, word.text)
-    if word.unknown or not match:
-        found.tell(word.line, f"{named} --{name}={printable(word.text)}: not carried over")
-        return
-    found.counts["gpus"] = Word(match[2] or "1", word.line)
-    if match[1]:
-        found.slurm["gpu_type"] = Word(match[1], word.line)
+def _is_of_container(found: Around, word: Word, what: str, key: str) -> bool:
+    """Whether a container's mounts, GPUs or resources are noted."""
+    text = word.text
+    if what == "mounts":
+        mounts = [*map(_mount, text.split(key) if key else [text] if ":" in text else [""])]
+        found.mounts += filter(None, mounts)
+        return all(mounts)
+    if what == "mount":
+        parts = dict(part.partition("=")[::2] for part in text.split(","))
+        source, target = parts.get("source") or parts.get("src"), parts.get("target")
+        mount = _mount(f"{source or ''}:{target or parts.get('dst', '')}")
+        found.mounts += [replace(mount, read_only="readonly" in parts)] if mount and source else []
+        return bool(mount and source)
+    if what == "devices" and _is_gpus(text.strip("\"'")):
+        found.gpus = text.strip("\"'")
+        return True
+    if what in ("resource", "resources"):
+        before = found.resources[key].text if what == "resources" and key in found.resources else ""
+        found.resources[key] = Word(f"{before} {text}".strip(), word.line)
+        return True
+    return False
 
 
 def _pbs(found: Around, text: str, line: int) -> None:
@@ -255,107 +285,14 @@ def _pbs(found: Around, text: str, line: int) -> None:
         found.tell(line, f"#PBS {printable(text)}: not carried over but for its counts")
 
 
-def _mpirun(found: Around, words: Sequence[Word]) -> None:
-    for name, word in options("mpirun", words):
-        if not name:
-            return
-        if name == "np":
-            found.counts["ntasks"] = word
-        elif name in ("npernode", "ppn", "perhost"):
-            found.counts["tasks"] = word
-        elif name == "map-by" and (per := re.match(r"ppr:(\d+):node", word.text)):
-            found.counts["tasks"] = Word(per[1], word.line)
-        elif name in ("host", "hosts"):
-            hosts = word.text.split(",")
-            found.counts.setdefault("nodes", Word(str(len(hosts)), word.line, word.unknown))
-            found.tell(word.line, f"mpirun's hosts {printable(word.text)}: not carried over")
-        elif name == "x":
-            key, equals, text = word.text.partition("=")
-            if equals:
-                found.env[key] = Word(text, word.line, word.unknown)
-        elif name not in ITSELF["mpirun"].split():
-            found.tell(
-                word.line, f"mpirun's {name} {printable(word.text)}".rstrip() + ": not carried over"
-            )
-
-
-def _docker(found: Around, words: Sequence[Word], named: str) -> None:
-    """What stands behind `docker run`, up to the image."""
-    found.container = named
-    for name, word in options("docker", words):
-        if not name:
-            found.image = word
-        elif (
-            word.unknown and name not in ITSELF["docker"].split() and name not in ("volume", "env")
-        ):
-            found.tell(word.line, f"{word.unknown}: {named}'s {name} isn't carried over")
-        elif name in ("volume", "v") and ":" in word.text:
-            _mounts(found, [word.text], word, f"{named}'s v")
-        elif name == "mount":
-            parts = dict(part.partition("=")[::2] for part in word.text.split(","))
-            source, target = (
-                parts.get(a) or parts.get(b) for a, b in (("source", "src"), ("target", "dst"))
-            )
-            mounts = [f"{source}:{target}{':ro' if 'readonly' in parts else ''}"]
-            _mounts(found, mounts if source and target else [], word, f"{named}'s mount")
-        elif name == "env":
-            key, equals, text = word.text.partition("=")
-            if equals:
-                found.env[key] = Word(text, word.line, word.unknown)
-        elif name == "gpus" and _is_gpus(word.text.strip("\"'")):
-            found.gpus = word.text.strip("\"'")
-        elif name == "memory":
-            found.resources["memory"] = word
-        elif name in ("device", "cap-add"):
-            found.resources.setdefault(
-                {"device": "devices"}.get(name, "cap_add"), Word("", word.line)
-            )
-            key = {"device": "devices"}.get(name, "cap_add")
-            before = found.resources[key].text
-            found.resources[key] = Word(f"{before} {word.text}".strip(), word.line)
-        elif name == "workdir":
-            found.resources["workdir"] = word
-        elif name == "gpus" or (
-            name not in ITSELF["docker"].split() and (name, word.text) not in HOST_NETWORK
-        ):
-            asked = printable(f"{named}'s {name} {word.text}".rstrip())
-            found.tell(word.line, f"{asked}: not carried over")
-
-
-def _apptainer(found: Around, words: Sequence[Word]) -> None:
-    """What stands behind `apptainer exec`, up to the image."""
-    found.container = "apptainer"
-    for name, word in options("apptainer", words):
-        if not name:
-            found.image = word
-        elif name == "bind":
-            _mounts(found, word.text.split(","), word, "apptainer's bind")
-        elif name == "env":
-            for part in word.text.split(","):
-                key, _, text = part.partition("=")
-                found.env[key] = Word(text, word.line, word.unknown)
-        elif name == "pwd":
-            found.resources["workdir"] = word
-        elif name not in ITSELF["apptainer"].split():
-            found.tell(
-                word.line,
-                f"apptainer's {name} {printable(word.text)}".rstrip() + ": not carried over",
-            )
-
-
-def _mounts(found: Around, texts: list[str], word: Word, what: str) -> None:
-    """Mounts as outer:inner:mode; one that depends on what isn't given is told."""
-    if word.unknown:
-        found.tell(word.line, f"{word.unknown}: {what} isn't carried over")
-        return
-    for text in texts:
-        outer, colon, rest = text.partition(":")
-        inner, _, mode = rest.partition(":")
-        inner = inner if colon else outer
-        if not inner.startswith("/"):
-            found.tell(word.line, f"{what} {printable(text)}: not carried over")
-            continue
-        found.mounts.append(Mount(outer.rstrip("/") or "/", inner.rstrip("/") or "/", mode == "ro"))
+def _mount(text: str) -> Mount | None:
+    """A mount as outer:inner:mode, None for what is none."""
+    outer, colon, rest = text.partition(":")
+    inner, _, mode = rest.partition(":")
+    inner = inner if colon else outer
+    if not inner.startswith("/"):
+        return None
+    return Mount(outer.rstrip("/") or "/", inner.rstrip("/") or "/", mode == "ro")
 
 
 def _is_gpus(text: str) -> bool:

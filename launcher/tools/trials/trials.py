@@ -123,10 +123,10 @@ class TrialPlace:
             try:
                 printed, _ = process.communicate(timeout=min(self.seconds, LONGEST))
             except subprocess.TimeoutExpired:
-                tail = _end(process).splitlines()[-SHOWN_LINES:]
+                tail = end(process).splitlines()[-SHOWN_LINES:]
                 raise TrialError(f"{name}: longer than {self.seconds:g} s", tail) from None
             except BaseException:
-                _end(process)
+                end(process)
                 raise
         lines = tuple(printed.splitlines())
         if process.returncode:
@@ -135,7 +135,7 @@ class TrialPlace:
         return TrialRun(lines, tuple(map(json.loads, "".join(kept).splitlines())))
 
 
-def _end(process: subprocess.Popen[str]) -> str:
+def end(process: subprocess.Popen[str]) -> str:
     """End a launcher and its run; what it printed."""
     for _ in range(2):
         process.send_signal(signal.SIGINT)

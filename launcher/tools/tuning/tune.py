@@ -19,6 +19,7 @@ from launcher.runs.plan.job import Backend
 from launcher.runs.plan.render import values_of
 from launcher.runs.records import record, throughput
 from launcher.runs.runfile.source import Override, RunRequest, overridden
+from launcher.tools.forecast import costs
 from launcher.tools.tuning import measure, predict
 from launcher.tools.tuning.predict import GpuRates
 from launcher.tools.tuning.search import Measurement, Search
@@ -148,11 +149,12 @@ class Prediction:
             yield f"{self.best.setting}: bound by {parts.bound}"
         if not space.total:
             yield "the card's memory isn't known, so what doesn't fit isn't left out"
-        least, most = predict.reliability()
-        yield (
-            f"such predictions were {least:.2f} to {most:.2f} of what {len(predict.KNOWN)} known "
-            "runs of GPT-2 took, on H100s and H200s; other cards weren't measured"
-        )
+        if self.best:
+            least, most = costs.OFF[costs.starts(predict.work(space, self.best.setting))]
+            yield (
+                f"such predictions were {least:.2f} to {most:.2f} of what runs on H100s and H200s "
+                "took, two at most; other cards weren't measured"
+            )
 
 
 def planned(asked: RunRequest, chosen: Backend, wanted: TuneRequest) -> Prediction:

@@ -15,6 +15,7 @@ from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParall
 from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.transformer.transformer_layer import TransformerLayer
 
+from launcher.trainer.fast import context
 from launcher.trainer.fast.split import (
     CopyToRanks,
     GatherFromRanks,
@@ -53,6 +54,7 @@ class CompiledColumn(ColumnParallelLinear):
     """Megatron's layer as one product, which compiles."""
 
     ranks: LayerRanks
+    product: Any = staticmethod(torch.nn.functional.linear)
 
     def forward(self, input_: torch.Tensor, weight: Any = None, *args: Any, **kwargs: Any) -> Any:
         """[s, b, input] to [s, b, output / TP], with no bias left to be added."""
@@ -61,8 +63,8 @@ class CompiledColumn(ColumnParallelLinear):
             way = GatherFromRanks if self.sequence_parallel else CopyToRanks
             input_ = way.apply(input_, self.ranks)
         if not self.skip_bias_add or self.bias is None:
-            return torch.nn.functional.linear(input_, weight, self.bias), None
-        return AddBias.apply(torch.nn.functional.linear(input_, weight), self.bias), None
+            return self.product(input_, weight, self.bias), None
+        return AddBias.apply(self.product(input_, weight), self.bias), None
 
 
 class LastProduct(CompiledColumn):
@@ -108,19 +110,25 @@ class OutputLoss(torch.autograd.Function):
         return ((slope @ weight) * factor).to(x.dtype), slope.t() @ weighed, None
 
 
+def _output_loss(x: torch.Tensor, weight: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+    made: torch.Tensor = OutputLoss.apply(x, weight, wanted)
+    return made
+
+
 class CompiledRow(RowParallelLinear):
     """As `CompiledColumn`."""
 
     ranks: LayerRanks
+    product: Any = staticmethod(torch.nn.functional.linear)
 
     def forward(self, input_: torch.Tensor) -> Any:
         """[s, b, input / TP] to [s, b, output], and the bias where it is added later."""
         later = self.bias if self.skip_bias_add else None
         now = None if self.skip_bias_add else self.bias
         if self.ranks.size == 1:
-            return torch.nn.functional.linear(input_, self.weight, now), later
+            return self.product(input_, self.weight, now), later
         way = ScatterToRanks if self.sequence_parallel else SumOverRanks
-        output = way.apply(torch.nn.functional.linear(input_, self.weight), self.ranks)
+        output = way.apply(self.product(input_, self.weight), self.ranks)
         return (output if now is None else output + now), later
 
 
@@ -130,6 +138,14 @@ class WholeAttention(Attention):
     def randomness(self) -> AbstractContextManager[None]:
         """The default generator: the only one, or this rank's own under sequence parallelism."""
         return nullcontext()
+
+
+class GatheredAttention(WholeAttention, context.GatheredAttention):
+    """With the keys and values of all ranks of context parallelism."""
+
+
+class ExchangedAttention(WholeAttention, context.ExchangedAttention):
+    """Of this rank's part of the heads to whole sequences."""
 
 
 class SplitAttention(Attention):
@@ -163,8 +179,13 @@ class Layer(TransformerLayer):
 def parts(config: TransformerConfig) -> Parts:
     """What a layer is made of, to be compiled."""
     split = config.tensor_model_parallel_size > 1 and not config.sequence_parallel
-    drops = split and config.attention_dropout > 0
-    return Parts(CompiledColumn, CompiledRow, SplitAttention if drops else WholeAttention, Layer)
+    attention: Any = WholeAttention
+    if split and config.attention_dropout > 0:
+        attention = SplitAttention
+    elif (ranks := config.context_parallel_size) > 1:
+        heads = config.num_attention_heads // config.tensor_model_parallel_size
+        attention = GatheredAttention if heads % ranks else ExchangedAttention
+    return Parts(CompiledColumn, CompiledRow, attention, Layer)
 
 
 def losses(labels: torch.Tensor, logits: torch.Tensor, ranks: LayerRanks) -> torch.Tensor:
@@ -220,16 +241,20 @@ class GPT(GPTModel):
             self._take_kernels()
         if self.post_process:
             self.output_layer.__class__ = LastProduct  # no spec names it
-            self.output_layer.left = whole and not self.config.fp16  # which the slope underflows
+            left = self.ranks.size == 1 and not self.config.fp16  # which the slope underflows
+            self.output_layer.left = left
         for module in self.modules():
             if isinstance(module, CompiledColumn | CompiledRow):
                 module.ranks = self.ranks
         if whole:
             self.compiled = torch.compile(super().forward, dynamic=False)
             return
+        if self.config.num_moe_experts:
+            self._take_experts()
         limit = "recompile_limit" if hasattr(torch._dynamo.config, "recompile_limit") else ""
         setattr(torch._dynamo.config, limit or "cache_size_limit", KINDS)
         self.loss = torch.compile(losses, dynamic=False)
+        self.output_loss = torch.compile(_output_loss, dynamic=False)
         for layer in self.decoder.layers:
             layer.compile_training()
 
@@ -249,6 +274,14 @@ class GPT(GPTModel):
             self.embedding.word_embeddings.gradients = gradients
         self.decoder.tanh = self.config.activation_func is not torch.nn.functional.gelu
 
+    def _take_experts(self) -> None:
+        """Have `experts`' grouped products in each layer."""
+        from launcher.trainer.fast import experts
+
+        ranks = experts.ExpertRanks(self.config.num_moe_experts)
+        for layer in self.decoder.layers:
+            layer.mlp.__class__, layer.mlp.ranks = experts.ExpertLayer, ranks  # no spec names it
+
     def plain(self, part: str) -> None:
         """Do without "kernels", or all that is "compiled"."""
         if part == "kernels":
@@ -256,11 +289,11 @@ class GPT(GPTModel):
             self.decoder.gradients.place = {}.get  # of none
             self.decoder.gradients.forget()
             return
-        self.compiled, self.loss = None, losses
+        self.compiled, self.loss, self.output_loss = None, losses, OutputLoss.apply
         if self.post_process:
             self.output_layer.left = False
         for layer in self.decoder.layers:
-            layer.compiled = None
+            layer.compiled, layer.mlp.plain = None, True
 
 
 KIND = ModelKind(GPT, parts, compiled=True)

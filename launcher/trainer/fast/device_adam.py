@@ -40,13 +40,14 @@ class DeviceAdam:
 
         Raises `ValueError` for an optimizer that isn't one Adam with its own masters.
         """
-        self.arguments, self.inner = arguments, _only(optimizer)
-        self.scaler: Any = getattr(self.inner, "grad_scaler", None)
+        self.arguments, self.inners = arguments, _each(optimizer)
+        self.scaler: Any = getattr(self.inners[0], "grad_scaler", None)
         self.group = parallel_state.get_model_parallel_group()
         self.replicas = parallel_state.get_data_parallel_group(with_context_parallel=True)
-        self.by_group = type(self.inner.optimizer).__name__ in BY_GROUP
-        self.shared = list(getattr(self.inner, "model_chunks", []))  # each replica steps its share
-        self.buffers = list(gather(self.inner, whole=not arguments.on_cpu))
+        self.shared = list(getattr(self.inners[0], "model_chunks", []))  # each replica's own share
+        made = [list(gather(inner, whole=not arguments.on_cpu)) for inner in self.inners]
+        self.buffers = [one for each in made for one in each]
+        self.of_experts = self.buffers[len(made[0]) :]
         device = self.buffers[0].master.device
         table = [learning_rate(arguments, step) for step in range(arguments.train_iters + 1)]
         self.rates = torch.tensor(table, device=device)
@@ -138,9 +139,9 @@ class DeviceAdam:
 
     def _all_squares(self) -> torch.Tensor:
         """The sum of squares of all the gradients, fp32 [], in the same bits on all ranks."""
-        squares = torch.stack(
-            [self._squares(x.gradient, x.other, x.counted) for x in self.buffers]
-        ).sum()
+        each = [self._squares(x.gradient, x.other, x.counted) for x in self.buffers]
+        common = len(each) - len(self.of_experts)
+        squares = torch.stack(each[:common]).sum()
         several = torch.distributed.get_world_size(self.replicas) > 1
         shared = self.shared or self.halves
         if several and shared:
@@ -148,6 +149,10 @@ class DeviceAdam:
         split = torch.distributed.get_world_size(self.group) > 1
         if split:
             torch.distributed.all_reduce(squares, group=self.group)
+        if self.of_experts:
+            theirs = torch.stack(each[common:]).sum()
+            torch.distributed.all_reduce(theirs, group=_where_summed(self.inners[1]))
+            squares = squares + theirs
         if several and (split or not shared):  # each has summed for itself
             first = torch.distributed.get_process_group_ranks(self.replicas)[0]
             torch.distributed.broadcast(squares, first, group=self.replicas)
@@ -169,11 +174,12 @@ class DeviceAdam:
     def settle(self) -> int:
         """The steps taken, told to Megatron's optimizer too, which a checkpoint is made of."""
         steps = int(self.steps)
-        if self.by_group:  # Apex's and TransformerEngine's
-            for group in self.inner.optimizer.param_groups:
-                group["step"] = steps
-        else:
-            for state in self.inner.optimizer.state.values():
+        for inner in self.inners:
+            if type(inner.optimizer).__name__ in BY_GROUP:
+                for group in inner.optimizer.param_groups:
+                    group["step"] = steps
+                continue
+            for state in inner.optimizer.state.values():
                 state["step"] = torch.tensor(float(steps), device=state["exp_avg"].device)
         if self.dynamic:
             self.scaler._growth_tracker = int(self.growth)
@@ -181,17 +187,27 @@ class DeviceAdam:
         return steps
 
 
-def _only(optimizer: Any) -> Any:
+def _each(optimizer: Any) -> list[Any]:
+    """The optimizer of all parameters, or of all but experts that are over ranks and of these."""
     parts = getattr(optimizer, "chained_optimizers", [optimizer])
-    if len(parts) != 1:
+    if len(parts) > 2 or (len(parts) == 2 and _is_scaled(parts)):
         raise ValueError("several optimizers")
-    kind = type(parts[0]).__name__
-    if kind not in KINDS:
-        raise ValueError(f"Megatron's {kind}")
-    adam = type(parts[0].optimizer).__name__
-    if adam not in ("Adam", "AdamW", *BY_GROUP):
-        raise ValueError(f"an optimizer called {adam}")
-    return parts[0]
+    for part in parts:
+        if (kind := type(part).__name__) not in KINDS:
+            raise ValueError(f"Megatron's {kind}")
+        if (adam := type(part.optimizer).__name__) not in ("Adam", "AdamW", *BY_GROUP):
+            raise ValueError(f"an optimizer called {adam}")
+    return list(parts)
+
+
+def _is_scaled(parts: list[Any]) -> bool:
+    return any(getattr(part, "grad_scaler", None) is not None for part in parts)
+
+
+def _where_summed(inner: Any) -> Any:
+    """The ranks that have the experts' gradients between them, each a part: None for all."""
+    renamed = hasattr(inner, "get_grad_stats_parallel_group")  # of 0.10 and newer
+    return (inner.get_grad_stats_parallel_group if renamed else inner.get_model_parallel_group)()
 
 
 def _mean(gradient: torch.Tensor, other: torch.Tensor | None) -> torch.Tensor:

@@ -23,6 +23,9 @@ WARM_UP = 3
 WIDEST = 4096
 """Hidden size of layers in Triton, which has a row of them at once."""
 
+ALIGNED = 8
+"""Elements of 16 bits, of whose rows grouped products take 16 bytes at a time."""
+
 KERNELS = "LAUNCHER_KERNELS"
 """0 leaves GPT-2's layers to torch's compiler: what our kernels are compared with."""
 
@@ -78,14 +81,13 @@ def choose(arguments: argparse.Namespace, layout: RankLayout) -> Path:
     reasons = {
         "CPU": arguments.on_cpu,
         "TransformerEngine's layers": arguments.transformer_impl == "transformer_engine",
-        "context parallelism": layout.context > 1,
-        "experts": bool(arguments.num_experts),
+        _against_experts(arguments, layout): bool(arguments.num_experts),
     }
-    against = [name for name, there in reasons.items() if there]
+    against = [name for name, there in reasons.items() if there and name]
     again = bool(arguments.recompute_granularity)
-    split = layout.tensor > 1 or layout.pipeline > 1 or again
+    split = layout.tensor > 1 or layout.pipeline > 1 or again or bool(arguments.num_experts)
     compiled = "" if against else "layers" if split else "whole"
-    if compiled == "whole" and _in_kernels(arguments):
+    if compiled == "whole" and layout.context == 1 and _in_kernels(arguments):
         compiled = "kernels"
     if against:
         missing.append(f"not compiled: {against[0]}")
@@ -103,6 +105,30 @@ def choose(arguments: argparse.Namespace, layout: RankLayout) -> Path:
     return Path(optimizer, compiled, graphed, tuple(missing))
 
 
+def _against_experts(arguments: argparse.Namespace, layout: RankLayout) -> str:
+    """What keeps experts from being what `experts` has products for, "" where nothing does."""
+    sizes = (arguments.hidden_size, arguments.moe_ffn_hidden_size or ALIGNED)
+    reasons = {
+        "experts that tensor parallelism splits": layout.tensor > 1,
+        "experts with context parallelism": layout.context > 1,
+        "experts that aren't SwiGLUs": not arguments.swiglu,
+        "experts in FP8": bool(arguments.fp8),
+        "experts by Sinkhorn's rule": arguments.moe_router_load_balancing_type == "sinkhorn",
+        "experts in another precision than bf16": not arguments.bf16,
+        f"experts of sizes that {ALIGNED} doesn't divide": any(x % ALIGNED for x in sizes),
+        "experts, for want of grouped products": not _has_products() or not _has_triton(),
+    }
+    return next((name for name, there in reasons.items() if there), "")
+
+
+def _has_products() -> bool:
+    """Whether torch has grouped products (2.8 and newer) that this GPU (Hopper and newer) does
+    without the host."""
+    if not hasattr(torch, "_grouped_mm"):
+        return False
+    return torch.cuda.get_device_capability(int(os.environ.get("LOCAL_RANK", 0))) >= (9, 0)
+
+
 def _in_kernels(arguments: argparse.Namespace) -> bool:
     """Whether the layers are what `block` has kernels for: GPT-2's, where it was seen on a GPU."""
     width, widest = arguments.hidden_size, max(arguments.ffn_hidden_size, 3 * arguments.hidden_size)
@@ -112,7 +138,7 @@ def _in_kernels(arguments: argparse.Namespace) -> bool:
         *(arguments.disable_bias_linear, arguments.swiglu, arguments.squared_relu),
         *(arguments.qk_layernorm, arguments.window_size, arguments.group_query_attention),
         arguments.kv_channels * arguments.num_attention_heads != width,
-        not arguments.bf16 or arguments.overlap_grad_reduce,
+        not arguments.bf16 or arguments.fp8 or arguments.overlap_grad_reduce,
         width > WIDEST or width % 32,
         arguments.micro_batch_size * arguments.seq_length * widest >= 2**31,
         os.environ.get(KERNELS) == "0" or not _has_triton(),

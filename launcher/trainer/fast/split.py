@@ -13,10 +13,13 @@ from megatron.core import parallel_state
 
 
 class LayerRanks:
-    """The ranks that a layer is split over; `size` is 1 and `name` "" where it isn't."""
+    """The ranks that a layer is split over; `size` is 1 and `name` "" where it isn't.
 
-    def __init__(self) -> None:
-        group = parallel_state.get_tensor_model_parallel_group()
+    `group`: tensor parallelism's if not given.
+    """
+
+    def __init__(self, group: Any = None) -> None:
+        group = group or parallel_state.get_tensor_model_parallel_group()
         self.size: int = torch.distributed.get_world_size(group)
         self.rank: int = torch.distributed.get_rank(group)
         self.name: str = group.group_name if self.size > 1 else ""
@@ -30,6 +33,11 @@ class LayerRanks:
         """[s / TP, …] of each rank to [s, …]."""
         calls = torch.ops._c10d_functional
         return calls.wait_tensor(calls.all_gather_into_tensor(x.contiguous(), self.size, self.name))
+
+    def exchanged(self, x: torch.Tensor) -> torch.Tensor:
+        """[ranks, …]: part i goes to rank i, and part i of the result is rank i's."""
+        calls, one = torch.ops._c10d_functional, [1] * self.size
+        return calls.wait_tensor(calls.all_to_all_single(x.contiguous(), one, one, self.name))
 
     def scattered(self, x: torch.Tensor) -> torch.Tensor:
         """[s, …] to this rank's [s / TP, …] of the sum over all."""
@@ -94,6 +102,21 @@ class SumOverRanks(torch.autograd.Function):
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None]:
         """The gradient as it is."""
         return grads[0], None
+
+
+class Exchange(torch.autograd.Function):
+    """An all-to-all: each rank's part i, [ranks, …], to rank i."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, ranks: LayerRanks) -> torch.Tensor:
+        """The parts that came here."""
+        ctx.ranks = ranks
+        return ranks.exchanged(x)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None]:
+        """Their gradients, back where they came from."""
+        return ctx.ranks.exchanged(grads[0]), None
 
 
 class GatherFromRanks(torch.autograd.Function):

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from launcher.trainer.fast import compiled, fast
+from launcher.trainer.fast import compiled, context, fast, scaled
 from launcher.trainer.fast.device_adam import DeviceAdam
 from launcher.trainer.fast.gradients import GatheredGradients, Replica
 from launcher.trainer.fast.split import AlikeGradients
@@ -44,14 +44,18 @@ class FastTrainer(Trainer):
         if not self.path.compiled:
             return super()._build(vocabulary, part)
         made = model.build(self.arguments, vocabulary, part, compiled.KIND)
+        if self.arguments.fp8:
+            scaled.check(self.arguments)
+            scaled.take_products(made, self.arguments.fp8)
+        context.keep_positions(made, self.arguments.seq_length)
         made.compile_training(self.path.compiled)
         return made
 
     def _wrapped(self) -> list[Any]:
         made = [optimizer.wrap(self.arguments, each, Replica) for each in self.parts]
-        alone = self.layout.micro_batches == 1 and not self.arguments.overlap_grad_reduce
+        alone = len(made) == 1 and not self.arguments.overlap_grad_reduce
         if self.path.compiled and alone:
-            self.gathered = GatheredGradients(made[0])
+            self.gathered = GatheredGradients(made[0], self.layout.micro_batches > 1)
             self.path = self._reach(self.gathered)
         return made
 
@@ -99,7 +103,8 @@ class FastTrainer(Trainer):
 
     def describe(self) -> str:
         """The parts that are used, and why the others aren't."""
-        return str(self.path)
+        products = "; products in FP8" if self.arguments.fp8 and self.path.compiled else ""
+        return f"{self.path}{products}"
 
     def warm_up(self) -> None:
         """Evaluate once, where it will be done between steps: that loads kernels."""
@@ -118,7 +123,7 @@ class FastTrainer(Trainer):
 
     def _zero(self) -> None:
         if self.gathered:
-            self.gathered.taken.clear()  # what a step left that failed
+            self.gathered.begin()
         else:
             super()._zero()
 

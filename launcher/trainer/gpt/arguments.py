@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import math
 import os
 from collections.abc import Sequence
@@ -173,7 +174,8 @@ def parser(
     add("--fp16", action="store_true")
     add("--bf16", action="store_true")
     formats = ("e4m3", "hybrid")
-    add("--fp8-format", dest="fp8", choices=formats, help="of Transformer Engine's products")
+    products = "of layers' products, by Transformer Engine or, without it, by torch"
+    add("--fp8-format", dest="fp8", choices=formats, help=products)
     recipes = ("tensorwise", "delayed", "mxfp8", "blockwise")
     add("--fp8-recipe", choices=recipes, default="delayed", help="how FP8's scales are computed")
     add("--loss-scale", type=float, help="a constant one, for fp16")
@@ -240,7 +242,8 @@ def complete(arguments: argparse.Namespace) -> argparse.Namespace:
         arguments.moe_ffn_hidden_size = arguments.moe_ffn_hidden_size or arguments.ffn_hidden_size
     arguments.max_position_embeddings = arguments.max_position_embeddings or arguments.seq_length
     arguments.lr_decay_iters = arguments.lr_decay_iters or arguments.train_iters
-    if arguments.fp8 and arguments.transformer_impl == "auto":
+    has_its_products = importlib.util.find_spec("transformer_engine")
+    if arguments.fp8 and arguments.transformer_impl == "auto" and has_its_products:
         arguments.transformer_impl = "transformer_engine"
     if arguments.eod_id is None:
         arguments.eod_id = arguments.vocab_size - 1
@@ -398,8 +401,8 @@ def _check_choices(given: argparse.Namespace) -> None:
         raise OptionError(f"--eod-id {given.eod_id} is not in the vocabulary")
     if given.fp16 and given.bf16:
         raise OptionError("--fp16 and --bf16 exclude each other")
-    if given.fp8 and (given.transformer_impl == "local" or not given.bf16):
-        raise OptionError("--fp8-format needs --bf16 and --transformer-impl transformer_engine")
+    if given.fp8 and not given.bf16:
+        raise OptionError("--fp8-format needs --bf16")
     if given.mock_data == bool(given.data_path):
         raise OptionError("give either --mock-data or --data-path")
     if given.mock_samples is not None and (given.data_path or given.mock_samples < 1):

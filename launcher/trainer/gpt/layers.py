@@ -66,6 +66,8 @@ def squared_relu(x: torch.Tensor) -> torch.Tensor:
 class Attention(torch.nn.Module):
     """Causal core attention by torch's scaled dot product, on any device."""
 
+    gathered: Any = staticmethod(split.gathered)
+
     def __init__(self, config: TransformerConfig, *args: Any, **kwargs: Any) -> None:
         super().__init__()
         self.dropout = config.attention_dropout
@@ -78,7 +80,7 @@ class Attention(torch.nn.Module):
         """query [s, b, heads, d]; key, value [s, b, groups, d]; result [s, b, heads × d]."""
         mask = self.mask(query)
         if self.divided:
-            key, value = split.gathered(torch.stack((key, value), dim=1)).unbind(dim=1)
+            key, value = self.gathered(torch.stack((key, value), dim=1)).unbind(dim=1)
         repeats = query.shape[2] // key.shape[2]
         if repeats > 1:
             key, value = (x.repeat_interleave(repeats, dim=2) for x in (key, value))

@@ -93,7 +93,10 @@ def _layers(arguments: argparse.Namespace, described: TransformerConfig, kind: M
     elif wanted == "transformer_engine" and not there:
         where = "for the CPU" if arguments.on_cpu else "here"
         raise OptionError(f"--transformer-impl {wanted}: there is no Transformer Engine {where}")
-    experts = {"num_experts": arguments.num_experts, "moe_grouped_gemm": arguments.moe_grouped_gemm}
+    if arguments.fp8 and wanted == "local" and not kind.compiled:
+        raise OptionError("--fp8-format needs Transformer Engine, or layers compiled on GPUs")
+    grouped = arguments.moe_grouped_gemm and not kind.compiled  # whose experts always are
+    experts = {"num_experts": arguments.num_experts, "moe_grouped_gemm": grouped}
     if wanted == "transformer_engine":
         layer = get_gpt_layer_with_transformer_engine_spec(**experts)
         if arguments.qk_layernorm:  # theirs are Apex's layer norms in 0.9, whatever the others are
@@ -101,7 +104,7 @@ def _layers(arguments: argparse.Namespace, described: TransformerConfig, kind: M
             vars(layer.submodules.self_attention.submodules).update(of_heads)
         return layer
     mlp = None
-    if arguments.moe_grouped_gemm and not importlib.util.find_spec("grouped_gemm"):
+    if grouped and not importlib.util.find_spec("grouped_gemm"):
         raise OptionError("--moe-grouped-gemm needs TransformerEngine or the package grouped_gemm")
     if arguments.num_experts:
         compat.prepare_experts()
@@ -132,10 +135,13 @@ def config(arguments: argparse.Namespace, compiled: bool = False) -> Transformer
     """
     compat.check_model(arguments)
     given = {name: getattr(arguments, name) for name in CONFIG}
+    if compiled:
+        given["fp8"] = None  # Transformer Engine's
     if arguments.num_experts:
         given |= {name: getattr(arguments, name) for name in EXPERTS}
         given |= {"num_moe_experts": arguments.num_experts}
         given |= {"ffn_hidden_size": arguments.moe_ffn_hidden_size}
+        given["moe_grouped_gemm"] &= not compiled
         for name in ("moe_aux_loss_coeff", "moe_z_loss_coeff"):
             if given[name]:
                 given[name] *= compat.auxiliary_factor(arguments.context_parallel_size)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import tarfile
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -305,28 +304,6 @@ def test_documents_lie_beside_the_image_and_are_read_back(empty_site: Settings) 
     assert {path.name for path in found.folder.glob("[!.]*")} == {*beside.NAMES}
     assert beside.packages(IMAGE, empty_site) == PACKAGES
     assert beside.packages("sha256:" + "0" * 64, empty_site) is None
-
-
-@pytest.mark.parametrize("written", [0, 1, 2])
-def test_a_write_that_was_cut_short_leaves_no_document_and_the_next_one_is_whole(
-    empty_site: Settings, monkeypatch: pytest.MonkeyPatch, written: int
-) -> None:
-    """As a process that is killed: the file that was being written is never in its place."""
-    replace, done = os.replace, []
-
-    def killed(*paths: Any) -> None:
-        if len(done) == written:
-            raise KeyboardInterrupt
-        done.append(paths)
-        replace(*paths)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(os, "replace", killed)
-        with pytest.raises(KeyboardInterrupt):
-            beside.keep(made(), PACKAGES, empty_site)
-    assert not beside.is_kept(IMAGE, empty_site)
-    beside.keep(made(), PACKAGES, empty_site)
-    beside.check_documents(beside.kept(IMAGE, empty_site), IMAGE, RECORD)
 
 
 @pytest.mark.parametrize("name", [beside.PROVENANCE, beside.SBOM])

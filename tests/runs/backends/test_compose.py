@@ -59,21 +59,6 @@ def services(plan: Plan) -> dict[str, Any]:
     return found
 
 
-def test_nodes_differ_by_rank_gpus_and_order_alone(several: Plan) -> None:
-    first, second = (services(several)[name] for name in ("node-0", "node-1"))
-    devices = [
-        one.pop("deploy")["resources"]["reservations"]["devices"][0]["device_ids"]
-        for one in (first, second)
-    ]
-    assert devices == [["0"], ["1"]]
-    assert [one["environment"].pop("PET_NODE_RANK") for one in (first, second)] == ["0", "1"]
-    assert [one["labels"].pop("megatron-launchpad.node") for one in (first, second)] == ["0", "1"]
-    assert [one.pop("container_name")[-7:] for one in (first, second)] == ["-node-0", "-node-1"]
-    assert "733C" in first.pop("healthcheck")["test"][3]
-    assert second.pop("depends_on") == {"node-0": {"condition": "service_healthy"}}
-    assert first == second
-
-
 @pytest.mark.parametrize(
     ("asked", "nodes", "each"),
     [
@@ -112,10 +97,6 @@ def test_no_network_is_one_that_leads_nowhere_for_several_nodes(several: Plan) -
     assert file["networks"] == {"nodes": {"driver": "bridge", "internal": True}}
     nodes = [one for name, one in file["services"].items() if name.startswith("node-")]
     assert [node["networks"] for node in nodes] == [["nodes"], ["nodes"]]
-
-
-def test_a_project_has_a_name_that_compose_takes(bare: Plan) -> None:
-    assert compose_request.project_name(replace(bare, name="My.Run_1-")) == "my-run_1--0a1b2c3d"
 
 
 def test_secrets_are_in_the_environment_and_not_in_the_file(bare: Plan) -> None:

@@ -103,13 +103,6 @@ def test_a_mount_reads_back_as_its_fields(source: str, target: str, read_only: b
     assert fields[3:] == (["readonly"] if read_only else [])
 
 
-def test_the_value_of_a_passed_on_variable_is_never_shown(
-    full: Plan, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("TOKEN", "secret")
-    assert "secret" not in docker_request.show(full) + json.dumps(docker_request.request(full).body)
-
-
 SECRET = "s3cr3t"  # noqa: S105
 
 
@@ -219,32 +212,10 @@ def plan_of(tmp_path: Path, text: str) -> Plan:
     return plans.plan_of(config, origin, ImageFacts(), host, Stamp("0a1b2c3d", "2025"))
 
 
-@pytest.mark.parametrize(
-    ("text", "network"),
-    [
-        ("", None),
-        ("nodes: {count: 2, master_addr: a}\n", "host"),
-        ("nodes: {count: 2, master_addr: a}\nresources: {network: net}\n", "net"),
-        ("resources: {network: host}\n", "host"),
-    ],
-)
-def test_the_hosts_network_is_for_several_nodes(
-    tmp_path: Path, text: str, network: str | None
-) -> None:
-    host = docker_request.request(plan_of(tmp_path, text)).body["HostConfig"]
-    assert host.get("NetworkMode") == network
-
-
 def test_a_run_file_may_allow_new_privileges(tmp_path: Path) -> None:
     plan = plan_of(tmp_path, "resources: {no_new_privileges: false}\n")
     assert "SecurityOpt" not in docker_request.request(plan).body["HostConfig"]
     assert "--security-opt" not in docker_request.command(plan)
-
-
-def test_no_socket_of_an_engine_is_in_a_container(tmp_path: Path) -> None:
-    plan = plan_of(tmp_path, "data: {mock: true}\ncheckpoint: {save: out}\n")
-    mounts = docker_request.request(plan).body["HostConfig"]["Mounts"]
-    assert [mount["Source"] for mount in mounts] == [f"{tmp_path}/out", f"{tmp_path}/p.py"]
 
 
 @pytest.mark.parametrize(

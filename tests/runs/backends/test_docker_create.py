@@ -15,13 +15,8 @@ import pytest
 
 from launcher.base.errors import EngineError
 from launcher.runs.backends.docker import docker_job, docker_request
-from launcher.runs.follow import files
-from launcher.runs.plan.image import ImageFacts
-from launcher.runs.plan.mounts import Host
-from launcher.runs.plan.plan import Plan, Stamp
-from launcher.runs.runfile import source
+from launcher.runs.plan.plan import Plan
 from launcher.runs.runfile.values import parse_gpus
-from tests.plans import plan_of
 
 if TYPE_CHECKING:
     from docker import DockerClient
@@ -126,54 +121,6 @@ def test_the_shown_line_can_be_used_again(
     for _ in range(2):
         done = subprocess.run(["sh", "-c", line], capture_output=True, text=True, env=env)
         assert (done.returncode, done.stderr) == (0, "")
-
-
-RUN_FILE = """\
-name: a
-image: {{name: {image}}}
-program: ./program.py
-source: checkout
-gpus: 0
-processes: 2
-data: {{path: [1, text, 2.5, "te xt"], cache: index}}
-checkpoint: {{save: "out, put", load: before, keep: 2}}
-logging: {{tensorboard_dir: tb}}
-env: {{API_KEY: literal, TOKEN: null, QUOTED: "it's $HOME"}}
-secrets: {{WANDB_API_KEY: key}}
-mounts: [{{source: checkout, target: /mine}}, {{source: out, target: /out, read_only: false}}]
-resources: {{memory: 1g, ipc: private, shm_size: 64m, network: none, workdir: work, stop_grace: 7}}
-"""
-
-
-def test_of_a_run_file_with_everything_the_shown_line_makes_the_same_container(
-    engine: DockerClient, python_image: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("TOKEN", "passed on by its name")
-    monkeypatch.setenv("API_KEY", "literal")  # the line takes it from here
-    (tmp_path / "key").write_text("s3cr3t\n")
-    for name in ("program.py", "text.bin", "text.idx", "te xt.bin", "te xt.idx"):
-        (tmp_path / name).touch()
-    for name in ("checkout", "before"):
-        (tmp_path / name).mkdir()
-    (tmp_path / "run.yaml").write_text(RUN_FILE.format(image=python_image))
-    config, origin = source.load(str(tmp_path / "run.yaml"), [])
-    host = Host(12345, 100, str(tmp_path), str(tmp_path), str(tmp_path / "cache"))
-    plan = plan_of(config, origin, ImageFacts(), host, Stamp("0a1b2c3d", "2025"), tie=True)
-    files.prepare(plan)
-    assert "literal" not in docker_request.show(plan)
-    shown = assert_same(engine, plan)
-    assert shown["Config"]["User"] == "12345:100"
-    assert shown["Config"]["OpenStdin"] is True
-    assert shown["HostConfig"]["Memory"] == 1 << 30
-    assert shown["HostConfig"]["Privileged"] is False
-    assert "s3cr3t" not in str(shown)
-    variables = dict(pair.split("=", 1) for pair in shown["Config"]["Env"])
-    assert variables["TOKEN"] == "passed on by its name"  # noqa: S105
-    assert "WANDB_API_KEY" not in variables
-    read_only = {m["Destination"] for m in shown["Mounts"] if not m["RW"]}
-    assert {"/run/secrets/WANDB_API_KEY", "/opt/megatron/checkout", "/mine"} <= read_only
-    written = {m["Destination"] for m in shown["Mounts"] if m["RW"]}
-    assert written == {"/checkpoints", "/data-cache", "/tensorboard", "/work", "/out"}
 
 
 def test_an_attempt_waits_for_the_one_before_to_be_removed(

@@ -10,7 +10,6 @@ import resource
 import shlex
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -22,7 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher.base.errors import EngineError, UsageError
-from launcher.base.settings import ROOT, settings
+from launcher.base.settings import settings
 from launcher.runs.backends import keeper, local
 from launcher.runs.plan.job import EndCause, ExitStatus, OutputPiece
 from launcher.runs.plan.mounts import Mount
@@ -163,11 +162,6 @@ def test_output_and_exit_code_are_the_programs(start: Callable[..., Any], code: 
     job = start(f"import os; os.write(1, b'o\\xff\\r'); os.write(2, b'e\\x00'); os._exit({code})")
     assert written(job) == (b"o\xff\r", b"e\x00")
     assert job.wait() == job.ended() == ExitStatus(code)
-
-
-def test_much_output_is_whole(start: Callable[..., Any]) -> None:
-    job = start("for n in range(100_000): print(n)")
-    assert written(job)[0] == b"".join(b"%d\n" % n for n in range(100_000))
 
 
 @pytest.fixture(params=["tmpfs", "limit"])
@@ -392,30 +386,6 @@ def test_runs_of_another_version_or_machine_are_passed_over() -> None:
         assert "ffffffff" not in [job.run for job in local.backend().jobs()]
     (folder / keeper.PROCESS).unlink()
     folder.rmdir()
-
-
-def test_a_pipe_that_the_launcher_writes_to_ends_with_it(tmp_path: Path) -> None:
-    code = (
-        "import dataclasses, sys; from launcher.runs.backends import local;"
-        "from tests.runs.backends.conftest import BARE;"
-        "argv = ('python3', '-c', 'import time; time.sleep(600)');"
-        "plan = dataclasses.replace(BARE, argv=argv);"
-        "print(local.backend().start(plan, attach=False).handle)"
-    )
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", code],
-        cwd=ROOT,
-        env=os.environ | {"LAUNCHER_RUNS": str(tmp_path)},
-        capture_output=True,
-        timeout=60,
-    )
-    job = local._job(tmp_path / BARE.run)
-    assert job
-    try:
-        assert job.handle == done.stdout.decode().strip()
-        assert job.ended() is None
-    finally:
-        job.remove()
 
 
 def run_inside(job: local.LocalJob, *argv: str) -> subprocess.CompletedProcess[str]:

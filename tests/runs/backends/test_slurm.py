@@ -20,7 +20,6 @@ from launcher.base.errors import UsageError
 from launcher.runs.backends.slurm import slurm, slurm_job, slurm_request
 from launcher.runs.backends.slurm.slurm_queue import Queue
 from launcher.runs.plan.job import ExitStatus
-from launcher.runs.plan.mounts import Mount
 from launcher.runs.plan.plan import Plan
 from launcher.runs.runfile.clusters import Slurm
 from tests.e2e.site import living_with, until
@@ -48,7 +47,6 @@ def script(plan: Plan, **keys: object) -> str:
 
 
 SITE: dict[str, object] = {"image": "/shared/cpu.img", "setup": ["module load cuda", "ulimit -c 0"]}
-MAIL = {"mail-user": "a b"}
 FLAVOURS: dict[str, dict[str, object]] = {
     "none": {"container": "none", "setup": "source /shared/venv/bin/activate\n"},
     "docker": {**SITE, "container": "docker", "gpu_type": "h100", "time": "24:00:00"},
@@ -161,13 +159,6 @@ def test_no_value_is_a_command(two: Plan, text: str, other: str) -> None:
     assert f"--account={text}" in (shlex.split(line)[0] for line in lines)
 
 
-def test_a_nodes_container_is_no_run_of_its_own(two: Plan) -> None:
-    """Where the launcher's own engine has it, `stop` would have ended that one node alone."""
-    told = script(two, container="docker")
-    assert "--label megatron-launchpad.name=" in told
-    assert "megatron-launchpad.run=" not in told
-
-
 def test_a_job_that_was_requeued_loads_what_it_saved(plan: Planner) -> None:
     save = "checkpoint.save=/shared/save"
     host = replace(HOST, scheduled=True, contained=False)
@@ -185,14 +176,6 @@ def test_a_container_of_earlier_versions_is_refused_by_what_to_take() -> None:
     """A list of choices alone wouldn't say that the file was right once."""
     with pytest.raises(ValidationError, match="oci is no longer supported: take pyxis"):
         Slurm(container="oci")  # type: ignore[arg-type]
-
-
-def test_the_script_of_512_nodes_is_as_long_as_that_of_two(two: Plan) -> None:
-    assert script(replace(two, nodes=512)) == script(two).replace("--nodes=2\n", "--nodes=512\n")
-
-
-def mount(target: str) -> Mount:
-    return Mount("/etc/hosts", target, read_only=True, key="")
 
 
 @pytest.mark.parametrize(
@@ -249,14 +232,6 @@ def test_spare_nodes_are_asked_for_and_their_end_ends_no_others(plan: Planner) -
     assert dict(found.labels)["megatron-launchpad.nodes"] == "3"
     with pytest.raises(UsageError, match="no scheduler gives more nodes"):
         plan("gpt2.yaml", "nodes.count=2", "nodes.spare=1", "nodes.master_addr=a", "gpus=2")
-
-
-def test_no_secret_is_in_it(plan: Planner) -> None:
-    """The script stays in the run's folder; the value goes by sbatch's own environment."""
-    host = replace(HOST, scheduled=True, contained=False)
-    told = script(plan(SCRIPT + "env: {WANDB_API_KEY: 0123456789abcdef}\n", host=host))
-    assert "0123456789abcdef" not in told
-    assert "WANDB_API_KEY" in told
 
 
 @pytest.mark.parametrize(

@@ -48,12 +48,6 @@ def test_one_older_gpu_among_them_decides() -> None:
     assert "fp16" in settled("gpus=2", cards=cards)[0]
 
 
-def test_gpus_that_are_not_known_get_what_all_have_and_it_is_said() -> None:
-    options, notes = settled()
-    assert "fp16" in options
-    assert "aren't known here" in notes[0]
-
-
 @pytest.mark.parametrize(
     ("preset", "precision"),
     [("llama3-8b", "bf16"), ("gpt3-175b", "bf16"), ("llama3.2-1b", "fp16"), ("gpt2", "fp16")],
@@ -78,12 +72,6 @@ def test_where_no_small_gpu_holds_it_the_smallest_micro_batch_is_told_with_what_
     assert "auto is 1: the smallest, which needs about 41.0 GB" in notes[-1]
 
 
-def test_the_cpu_has_neither() -> None:
-    options, notes = settled("gpus=0")
-    assert not {"fp16", "bf16"} & options.keys()
-    assert notes == []
-
-
 @pytest.mark.parametrize("given", ["fp16", "bf16"])
 def test_what_is_given_counts_more_than_auto(given: str) -> None:
     options, _ = settled(f"training.{given}=true", cards=(card(capability=(9, 0)),))
@@ -99,7 +87,7 @@ def test_a_smaller_gpu_gets_a_smaller_micro_batch() -> None:
     large, none = settled(cards=(card(total=80 * GB),))
     small, told = settled(cards=(card(total=6 * GB),))
     assert (large["micro_batch_size"], small["micro_batch_size"]) == (16, 4)
-    assert "auto is 4: 16 needs about 8.5 GB" in told[-1]
+    assert "auto is 4: 16 needs about 7.3 GB" in told[-1]
     assert len(none) == 1
 
 

@@ -83,11 +83,12 @@ def test_a_port_that_is_closed_but_for_the_first(machines: list[str], time_: int
     ("cut", "why"),
     [
         ("-n {1} link set cable down", "unreachable: the link is cut"),
-        ("-n {0} link set cable down", f"{FIRST}:{PORT}: "),
-        pytest.param(
-            "-n {0} route add blackhole 10.99.7.2/32",
-            "no answer: a firewall drops what comes",
-            marks=pytest.mark.long,
+        *(
+            pytest.param(cut, why, marks=pytest.mark.long)
+            for cut, why in (
+                ("-n {0} link set cable down", f"{FIRST}:{PORT}: "),
+                ("-n {0} route add blackhole 10.99.7.2/32", "no answer: a firewall drops"),
+            )
         ),
     ],
 )

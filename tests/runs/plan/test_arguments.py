@@ -202,23 +202,6 @@ def test_a_secret_of_the_wrong_type_is_not_told() -> None:
     assert "hunter2" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("release", "option", "allowed"),
-    [
-        (None, "--lr-decay-style", ("constant", "linear", "cosine")),
-        ("0.9.0", "--optimizer", ("adam", "sgd")),
-        ("0.9.0", "--position-embedding-type", ("learned_absolute", "rope", "none")),
-        ("0.9.0", "--attention-backend", None),
-        ("0.12.3", "--attention-backend", ("flash", "fused", "unfused", "local", "auto")),
-        ("0.19.0", "--attention-backend", ("flash", "fused", "unfused", "local", "auto")),
-        ("0.19.0", "--normalization", ("LayerNorm", "RMSNorm")),
-        ("0.99.0", "--optimizer", None),
-    ],
-)
-def test_what_releases_take(release: str | None, option: str, allowed: object) -> None:
-    assert arguments.table().choices_of(release).get(option) == allowed
-
-
 def test_a_wrong_value_is_refused_with_place_nearest_and_all() -> None:
     wrong = Option("--normalization", "RMSNrom", "run.yaml:3: model.normalization")
     with pytest.raises(UsageError) as caught:

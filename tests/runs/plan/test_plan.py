@@ -151,24 +151,6 @@ def test_upstream_wants_grouped_query_attention_said(plan: Planner) -> None:
     assert "--group-query-attention" not in plan("gpt2-tiny", *sets).argv
 
 
-@pytest.mark.parametrize(
-    ("program", "started"),
-    [
-        ("gpt", ("-m", "launcher.trainer.gpt")),
-        ("pretrain_bert.py", ("/opt/megatron/src/pretrain_bert.py",)),
-        ("examples/a.py", ("/opt/megatron/src/examples/a.py",)),
-        ("./my script.py", ("/program/my script.py",)),
-    ],
-)
-def test_programs(plan: Planner, program: str, started: tuple[str, ...]) -> None:
-    text = "name: a\nimage: cpu\ngpus: 0\ndata: {mock: true}\n"
-    made = plan("gpt2-tiny" if program == "gpt" else text, f"program={program}")
-    at = made.argv.index("--") + 1
-    assert made.argv[at : at + len(started)] == started
-    if program.startswith("."):
-        assert mounts(made) == {started[0]: ("/home/user/work/my script.py", True)}
-
-
 def test_the_quickstart_needs_an_even_number_a_checkout_and_no_arguments(plan: Planner) -> None:
     for gpus, near in ((1, "2"), (3, "2 or 4"), (5, "4 or 6")):
         assert f"Nearest that work: {near}." in refusal(plan, "simple", f"gpus={gpus}")
@@ -181,12 +163,6 @@ def test_variables_of_the_file_win_and_null_passes_the_launchers_own(plan: Plann
     made = plan("gpt2-tiny", "env={PYTHONUNBUFFERED: '', TOKEN: null, FAST: true, N: 3}")
     env = {"PYTHONUNBUFFERED": "", "TOKEN": None, "FAST": "true", "N": "3"}
     assert {name: dict(made.env)[name] for name in env} == env
-
-
-def test_one_connection_where_the_model_is_split(plan: Planner) -> None:
-    split = plan("gpt2", "gpus=2", "parallel.tensor_model_parallel_size=2")
-    assert dict(split.env)["CUDA_DEVICE_MAX_CONNECTIONS"] == "1"
-    assert "CUDA_DEVICE_MAX_CONNECTIONS" not in dict(plan("gpt2", "gpus=2").env)
 
 
 def test_several_nodes_find_each_other(plan: Planner) -> None:

@@ -21,8 +21,8 @@ def asked() -> set[str]:
     found |= {fact for _, fact in compat.NEEDED.values()} | {*compat.CHOICES_NEEDED.values()}
     found |= {compat.OVER_CONTEXT, compat.VIRTUAL_ON_CPU, compat.TORCH_SHARES}
     found |= {rule.fact for rule in needs.table()}
-    for path in PACKAGE.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for text in (path.read_text(encoding="utf-8") for path in PACKAGE.rglob("*.py")):
+        for node in ast.walk(ast.parse(text)) if "has(" in text else ():
             name = getattr(getattr(node, "func", None), "attr", "") or getattr(
                 getattr(node, "func", None), "id", ""
             )

@@ -33,7 +33,6 @@ SECRETS = {
     "megatron_args": {"wandb-api-key": "se cret", "weight-decay-incr-style": "constant"},
 }
 PROXY = "http://user:se-cret@proxy:80"
-REST = ("--hf-token", "se cret", "--api-key=se cret", "--seed", "7")
 
 
 def asked(rest: tuple[str, ...] = (), **sections: Any) -> RunRequest:
@@ -73,23 +72,6 @@ def test_what_was_asked_for_comes_back(keep: Callable[..., Record], runs: Path) 
     assert held == [owned.MARKER, record.FILE]
     with pytest.raises(UsageError, match="can't read its record"):  # another launcher's
         replace(kept, config=kept.config | {"later": 1}).asked()
-
-
-def test_no_secret_is_in_it_and_each_is_named(keep: Callable[..., Record], runs: Path) -> None:
-    keep(asked(REST, **SECRETS))
-    texts = [path.read_text() for path in runs.rglob("*.json")]
-    assert len(texts) == 1
-    assert "se cret" not in texts[0]
-    kept = record.find("a")
-    assert kept.config["env"] == {"API_KEY": None, "HF_TOKEN": None, "DEBUG": True, "LEVEL": 3}
-    assert kept.asked().rest == ("--hf-token", "(hidden)", "--api-key=(hidden)", "--seed", "7")
-    assert set(kept.hidden) == {
-        "env.API_KEY",
-        "env.HF_TOKEN",
-        "megatron_args.wandb-api-key",
-        "-- --hf-token",
-        "-- --api-key",
-    }
 
 
 def test_what_looks_like_a_credential_is_kept_under_no_key(
@@ -239,24 +221,6 @@ def test_facts_are_json_without_secrets_and_with_each_file(
     assert facts["files"][path]["size"] == 6
     assert facts["config"]["training"]["seed"] is None  # resolved: what wasn't given is there too
     assert facts["machine"]["gpus"][0]["name"] == "H100"
-
-
-@pytest.mark.parametrize(
-    "rest",
-    [
-        ("--own-token", "hunter2"),
-        ("--own", "x", "api_key=hunter2"),
-        ("--proxy=http://u:hunter2@h",),
-    ],
-)
-def test_a_kept_plan_has_its_options_without_secrets(
-    plan: Callable[..., Plan], rest: tuple[str, ...]
-) -> None:
-    started = plan("gpt2-tiny.yaml", "program=./mine.py", rest=rest)
-    assert "hunter2" in str(started.options)
-    kept = json.loads(json.dumps(provenance.kept_plan(started)))
-    assert "hunter2" not in json.dumps(kept)
-    assert (kept["program"], kept["options"]["num_layers"]) == ("./mine.py", 2)
 
 
 @pytest.mark.parametrize(

@@ -172,24 +172,25 @@ def made(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("sets", "tokenizer", "size"),
+    ("sets", "release", "tokenizer", "size"),
     [
-        ((), None, 500),
-        (("data.vocab_size=600",), None, 600),
-        (("program=pretrain_gpt.py",), "NullTokenizer", 499),
-        (("program=pretrain_gpt.py", "data.tokenizer_type=X"), "X", 50257),
+        ((), "0.17.1", None, 500),
+        (("data.vocab_size=600",), "0.17.1", None, 600),
+        (("program=pretrain_gpt.py",), "0.17.1", "NullTokenizer", 499),
+        (("program=pretrain_gpt.py",), "0.18.2", "NullTokenizer", 500),
+        (("program=pretrain_gpt.py", "data.tokenizer_type=X"), "0.17.1", "X", 50257),
     ],
 )
 def test_tokenizer_and_vocabulary_are_those_that_made_the_data(
-    made: Path, tmp_path: Path, sets: tuple[str, ...], tokenizer: str | None, size: int
+    made: Path, tmp_path: Path, sets: tuple[str, ...], release: str, tokenizer: str, size: int
 ) -> None:
     """A preset's 50257 was taken, and the data's own vocabulary was to be looked up by hand."""
     given = [source.parse_set(one) for one in (f"data.path={made}", *sets)]
-    found = text.tokenized(*source.load("gpt2", given), tmp_path, lambda: None)
+    found = text.tokenized(*source.load("gpt2", given), tmp_path, lambda: release)
     assert (found.config.data.tokenizer_type, found.config.data.vocab_size) == (tokenizer, size)
     assert bool(found.note) == (size in (500, 499))
     (tmp_path / "t.json").touch()
-    found = text.tokenized(*source.load("gpt2", given), tmp_path, lambda: None)
+    found = text.tokenized(*source.load("gpt2", given), tmp_path, lambda: release)
     if tokenizer == "NullTokenizer":
         assert found.config.data.tokenizer_model == str(tmp_path / "t.json")
 

@@ -398,9 +398,6 @@ def test_what_was_tried_elsewhere_with_the_same_is_taken_and_nothing_else_is(
     ("wrong", "said"),
     [
         (("--disk", "nan"), "isn't a number above 0"),
-        (("--limit", "-1"), "isn't a number above 0"),
-        (("--run-limit", "0"), "isn't a number above 0"),
-        (("--gpus", "foo"), "isn't a request for GPUs"),
         (("--write", "--no-train"), "leave out --no-train"),
         (("--source", "/nonexistent"), "/nonexistent"),
     ],

@@ -124,7 +124,38 @@ def add_rows(rows: Any, tokens: Any, into: Any, sums: Any, last: Any) -> None:
     into.copy_(into.float() + each)
 
 
+def spread(x: Any, tokens: Any, ends: Any) -> Any:
+    return torch.where(here(tokens, ends)[:, None], x[tokens.long()], float("nan"))
+
+
+def collect(rows: Any, places: Any, ends: Any) -> Any:
+    known = torch.where((places < ends[-1])[..., None], rows[places.clamp(max=len(rows) - 1)], 0)
+    return known.float().sum(1).to(rows.dtype)
+
+
+def swiglu(x: Any, factors: Any, ends: Any) -> Any:
+    gate, up = x.float().chunk(2, -1)
+    y = torch.nn.functional.silu(gate) * up * factors[:, None]
+    return torch.where(here(x, ends)[:, None], y, float("nan")).to(x.dtype)
+
+
+def swiglu_back(x: Any, factors: Any, slopes: Any, ends: Any) -> Any:
+    given, weights, nothing = leaf(x), leaf(factors), torch.full_like(ends[-1:], len(x))
+    with torch.enable_grad():
+        y = swiglu(given, weights, nothing)
+        of_x, of_factors = torch.autograd.grad(y, (given, weights), slopes.float())
+    known = here(x, ends)
+    each = (of_x, of_factors[:, None], y.detach())
+    of_x, of_factors, y = (torch.where(known[:, None], one, float("nan")) for one in each)
+    return of_x.to(x.dtype), of_factors[:, 0], y.to(x.dtype)
+
+
+def here(rows: Any, ends: Any) -> Any:
+    """Which rows are some expert's: what is in the others is nobody's business."""
+    return torch.arange(len(rows)) < ends[-1]
+
+
 def install() -> None:
-    """Before `block` is imported."""
-    for name in ("layers", "tokens"):
+    """Before `block` and `experts` are imported."""
+    for name in ("layers", "tokens", "experts"):
         sys.modules[f"launcher.trainer.fast.kernels.{name}"] = sys.modules[__name__]

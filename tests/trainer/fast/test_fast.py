@@ -14,7 +14,7 @@ import pytest
 from launcher.agent import compat, series
 from tests.agent.conftest import TINY, Run, python, start
 from tests.trainer.test_gpt import Train
-from tests.trainer.test_models import AGAIN
+from tests.trainer.test_models import AGAIN, EXPERT, MIXTRAL, TENSOR
 
 pytestmark = pytest.mark.megatron
 
@@ -195,7 +195,7 @@ CHOICES = """
 import sys
 from launcher.trainer.fast import fast
 from launcher.trainer.gpt import arguments
-fast._has_triton = lambda: True
+fast._has_triton = fast._has_products = lambda: True
 fast.compile_alike(print)  # torch raises where it doesn't know an option
 for line in sys.stdin:
     world, *argv = line.split()
@@ -228,12 +228,17 @@ def test_what_is_chosen_and_why_not(tmp_path: Path) -> None:
         "optimizer without waits",
         f"1 {AGAIN}": "fast: layers compiled, optimizer without waits; no CUDA graph: "
         "recomputing, whose random states the host keeps",
-        "2 --context-parallel-size 2": "fast: optimizer without waits; not compiled: "
-        "context parallelism",
+        "2 --context-parallel-size 2 --bf16": "fast: compiled, one CUDA graph, "
+        "optimizer without waits",
         "1 --swiglu --normalization RMSNorm --position-embedding-type rope": "fast: compiled, "
         "one CUDA graph, optimizer without waits",
-        "1 --num-experts 4 --disable-bias-linear": "fast: optimizer without waits; not compiled: "
-        "experts",
+        f"1 {MIXTRAL} --bf16": "fast: layers compiled, one CUDA graph, optimizer without waits",
+        f"1 {MIXTRAL}": "fast: optimizer without waits; not compiled: experts in another precision "
+        "than bf16",
+        f"2 {MIXTRAL} --bf16 {TENSOR}": "fast: optimizer without waits; not compiled: experts that "
+        "tensor parallelism splits",
+        "1 --num-experts 4 --disable-bias-linear --bf16": "fast: optimizer without waits; "
+        "not compiled: experts that aren't SwiGLUs",
         "2 --use-distributed-optimizer": "fast: compiled, one CUDA graph, "
         "distributed optimizer without waits",
         "1 --transformer-impl transformer_engine": "fast: optimizer without waits; not compiled: "
@@ -254,7 +259,7 @@ import contextlib, os, sys, torch, weakref
 from launcher.agent import compat, series
 compat.prepare()
 from launcher.trainer.gpt import arguments as command_line
-from launcher.trainer.fast import fast, trainer
+from launcher.trainer.fast import fast, scaled, trainer
 from launcher.trainer.gpt import passes, training
 (way, _, special), given = sys.argv[1].partition(","), command_line.parse(sys.argv[2:])
 given.on_cpu = True
@@ -265,12 +270,13 @@ def fails(*_):
     raise RuntimeError("as a GPU's compiler would")
 torch.backends.cuda.enable_flash_sdp(False)  # the other's gradients don't all lie in rows
 fast.attention = contextlib.nullcontext
+scaled.check = lambda _: None
 if way:
     torch.compile = lambda function, **_: torch._dynamo.optimize("aot_eager")(function)
     fast.choose = lambda *_: fast.Path("whole", way, False)
 sys.path.append(os.environ["TESTS"])
 import stand_ins
-if way == "kernels":
+if way == "kernels" or given.num_experts:
     stand_ins.install()
 if special == "peer":
     from launcher.trainer.fast import device_adam, gradients
@@ -328,6 +334,9 @@ LLAMA = (
         pytest.param("whole", ("--bf16", SHARED), id="shared", marks=pytest.mark.long),
         pytest.param("whole,peer", ("--bf16", SHARED, "--bias-fusion"), id="shared-peer"),
         pytest.param("kernels", ("--bf16",), id="kernels"),
+        pytest.param("layers", ("--bf16", *MIXTRAL.split(), *EXPERT.split()), id="experts"),
+        pytest.param("layers", ("--bf16", *MIXTRAL.split(), *EXPERT.split(), SHARED,
+                     "--micro-batch-size", "1"), id="experts-shared"),
         pytest.param("kernels", ("--micro-batch-size", "1", "--global-batch-size", "2"), id="fp32",
                      marks=pytest.mark.long),
         pytest.param("kernels", ("--bf16", "--micro-batch-size", "1"), id="kernels-several",
@@ -363,8 +372,8 @@ def test_two_compiled_ranks_equal_eager_ones(
     assert compiled.grad_norms == pytest.approx(eager.grad_norms, abs=max(10 * step, 2e-3))
     assert compiled.validation_loss == pytest.approx(eager.validation_loss, abs=max(step, 1e-5))
     graphs = [int(line.split()[1]) for line in compiled.output.splitlines() if "graphs " in line]
-    several = "kernels" in way or "--hidden-dropout" in options
-    most = 6 if several else 2  # a layer, of all alike, and the loss
+    several = "kernels" in way or "--hidden-dropout" in options or "--num-experts" in options
+    most = 10 if several else 2  # a layer, of all alike, and the loss
     assert max(graphs) <= most
 
 

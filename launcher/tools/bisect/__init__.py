@@ -1,0 +1,1 @@
+"""`launcher bisect`: which difference of two runs makes one of them fail."""

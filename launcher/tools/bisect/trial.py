@@ -1,0 +1,209 @@
+"""Carries a trial out: builds the image, runs a few steps by the launcher's own command, looks."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from launcher.base import files, owned
+from launcher.base.errors import EngineError, LauncherError
+from launcher.base.screen import Progress
+from launcher.base.settings import ROOT, settings
+from launcher.runs.explain import failures
+from launcher.runs.plan.program import ProgramKind, program
+from launcher.runs.records import plot, record, repeat
+from launcher.runs.runfile import source
+from launcher.runs.runfile.config import RunConfig
+from launcher.runs.runfile.source import Override
+from launcher.tools.bisect.axes import Candidate
+from launcher.tools.bisect.built import build
+from launcher.tools.bisect.judge import Outcome
+from launcher.tools.trials.trials import LONGEST, end
+
+REFUSED = (2, 121, 122)
+"""Exit codes of the launcher, where the run wasn't started: its own words say why."""
+
+LOST = (123, 125)
+LATE = -1
+"""In place of the exit code of a run that took too long."""
+
+WARMING = 2
+"""Steps that compile, and aren't timed."""
+
+SHOWN = 200
+NEW = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+EXCEPTION = re.compile(r"\b(?:[A-Za-z_]\w*\.)*([A-Z]\w*(?:Error|Exception))\b")
+
+
+class Trial(Protocol):
+    """Tries a run: builds what it needs, runs it, and says what came of it."""
+
+    def __call__(self, candidate: Candidate, number: int) -> Outcome:
+        """The outcome of trial `number`. Raises EngineError where the engine is lost."""
+
+
+@dataclass(frozen=True)
+class ShortRun:
+    """Runs `steps` steps with the launcher, on one seed; a Trial.
+
+    folder: where logs and records of trials go. seconds: that a run may take. check: a shell
+    command that says whether a run that was started is good.
+    """
+
+    folder: Path
+    backend: str
+    steps: int
+    seconds: float
+    progress: Progress
+    check: str = ""
+
+    def __call__(self, candidate: Candidate, number: int) -> Outcome:
+        began = time.monotonic()
+        with owned.scratch(settings().cache) as scratch:
+            try:
+                config = self._config(candidate, scratch)
+            except LauncherError as error:
+                why = " ".join(str(error).split())[:SHOWN]
+                return Outcome(why=why, seconds=time.monotonic() - began)
+            (scratch / "run.yaml").write_text(json.dumps(config.model_dump(exclude_unset=True)))
+            outcome = self._run(candidate, scratch / "run.yaml", number)
+        return replace(outcome, seconds=time.monotonic() - began)
+
+    def _config(self, candidate: Candidate, scratch: Path) -> RunConfig:
+        """The run file of the trial, with its image built and its checkout written.
+
+        Raises LauncherError where it can't be made.
+        """
+        own: dict[str, Any] = {"name": "bisect", "image": {**candidate.image}}
+        config = source.made({**candidate.config, **own}, "these keys")
+        if candidate.checkout:
+            own["source"] = str(candidate.checkout.write(scratch / "source"))
+        if candidate.build:
+            own["image"] = {"name": build(candidate.build, candidate.packages, self.progress)}
+        config = source.overridden(config, [Override("bisect", own)])
+        return shortened(config, self.steps, candidate.cwd, scratch)
+
+    def _run(self, candidate: Candidate, file: Path, number: int) -> Outcome:
+        log, records = self.folder / f"{number}.log", self.folder / "runs" / str(number)
+        argv = [sys.executable, "-m", "launcher", "run", str(file), "--backend", self.backend]
+        argv += ["--tie", *(["--", *candidate.rest] if candidate.rest else [])]
+        search = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+        env = os.environ | {"LAUNCHER_RUNS": str(records), "PYTHONPATH": search}
+        with open(files.open_own(log, NEW), "wb") as output:
+            code = finished(argv, candidate.cwd, env, output.fileno(), self.seconds)
+        text = log.read_text(encoding="utf-8", errors="replace")
+        lines = text.replace(f"{file.parent}/", "").splitlines()
+        if code in LOST:
+            raise EngineError(*_own_words(lines))
+        if code in (130, 143):
+            raise KeyboardInterrupt
+        steps = [
+            one
+            for path in sorted(records.glob(f"*/{record.METRICS}"))
+            for one in plot.continued(record.read_lines(path))
+            if one["kind"] == plot.STEP
+        ]
+        cause, said = cause_of(lines, code) if code else ("", "")
+        if code is None:
+            cause = f"it took longer than {self.seconds:g} s"
+        outcome = Outcome(
+            code=LATE if code is None else code,
+            cause=cause,
+            said=said,
+            loss=loss_of(steps),
+            ms=ms_of(steps),
+            log=str(log),
+        )
+        if not self.check or code in REFUSED:
+            return outcome
+        told = {"BISECT_LOG": str(log), "BISECT_RECORDS": str(records)}
+        told |= {"BISECT_CODE": str(outcome.code)}
+        done = subprocess.run(
+            ["sh", "-c", self.check], cwd=candidate.cwd, env=env | told, stdout=sys.stderr
+        )
+        return replace(outcome, check=done.returncode)
+
+
+def shortened(config: RunConfig, steps: int, cwd: str, scratch: Path) -> RunConfig:
+    """The run of a few steps, which logs each, and writes to `scratch` what it saves.
+
+    Schedules are those of the whole run. Raises UsageError.
+    """
+
+    def named(folder: str) -> str:
+        return str(scratch / f"written-{re.sub(r'[^0-9A-Za-z]+', '-', folder)}")
+
+    config, _ = repeat.aside(config, cwd, began=False, named=named)
+    nothing = [f"logging.wandb_{name}" for name in ("project", "exp_name", "save_dir")]
+    keys: dict[str, Any] = dict.fromkeys([*nothing, "profile"])
+    keys |= {"max_restarts": 0}
+    if program(config.program).kind is not ProgramKind.SCRIPT:
+        keys |= {"megatron_args.exit_interval": steps, "logging.log_interval": 1}
+        keys |= {} if config.training.seed is not None else {"training.seed": repeat.SEED}
+    return source.overridden(config, [Override("bisect", keys)])
+
+
+def finished(
+    argv: Sequence[str], cwd: str, env: Mapping[str, str], output: int, seconds: float
+) -> int | None:
+    """Run a launcher; its exit code, None where it took too long and was ended."""
+    pipes: dict[str, Any] = {"stdout": output, "stderr": output}
+    with subprocess.Popen(
+        argv, cwd=cwd, env=env, text=True, stdin=subprocess.DEVNULL, **pipes
+    ) as process:
+        try:
+            return process.wait(timeout=min(seconds, LONGEST))
+        except subprocess.TimeoutExpired:
+            end(process)
+            return None
+        except BaseException:
+            end(process)
+            raise
+
+
+def cause_of(lines: Sequence[str], code: int) -> tuple[str, str]:
+    """Why a run failed, and the line that shows it.
+
+    It is the known cause, else the class of its first exception; of a refusal, its words.
+    """
+    if code in REFUSED:
+        return _own_words(lines)[0], ""
+    found = failures.explain([f"{line}\n".encode() for line in lines])
+    for sign in found.signs[:1]:
+        return sign.failure.name, sign.said.text[:SHOWN] if sign.said else ""
+    for suspect in found.suspects:
+        if raised := EXCEPTION.search(suspect.text):
+            return raised[1], suspect.text[:SHOWN]
+    return f"exit code {code}", ""
+
+
+def _own_words(lines: Sequence[str]) -> tuple[str, str]:
+    """The launcher's last words, and the lines after them, which mend it."""
+    own = [at for at, line in enumerate(lines) if line.startswith("launcher: ")]
+    if not own:
+        return "the launcher ended without a word", ""
+    return lines[own[-1]].removeprefix("launcher: "), "\n".join(lines[own[-1] + 1 :]).strip()
+
+
+def loss_of(steps: Sequence[Mapping[str, Any]]) -> float | None:
+    """The loss of the last step that logged one; NaN where it isn't a number."""
+    for step in reversed(steps):
+        if "loss" in step:
+            return float("nan") if step["loss"] is None else float(step["loss"])
+    return None
+
+
+def ms_of(steps: Sequence[Mapping[str, Any]]) -> float | None:
+    """The median of the steps' ms, without the first ones."""
+    took = [float(one["ms_per_step"]) for one in steps[WARMING:] if one.get("ms_per_step")]
+    return statistics.median(took) if took and all(map(math.isfinite, took)) else None

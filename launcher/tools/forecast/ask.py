@@ -1,0 +1,83 @@
+"""Forecasts of run files and of records: from what was asked for to what it will take."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+
+from launcher.base.errors import EngineError, UsageError, nearest
+from launcher.runs.checks import gather
+from launcher.runs.checks.machine import GB, Gpu
+from launcher.runs.follow.assemble import PlannedRun, assemble, new_stamp
+from launcher.runs.plan.job import Backend
+from launcher.runs.records import record, throughput
+from launcher.runs.runfile.source import RunRequest
+from launcher.tools.forecast import facts, layouts, site
+from launcher.tools.forecast import work as works
+from launcher.tools.forecast.facts import Fact
+from launcher.tools.forecast.forecast import Forecast, Machine, forecast, with_others
+
+
+def card(name: str) -> Gpu:
+    """A GPU as it is published. Raises UsageError where nothing is."""
+    found = throughput.card(name)
+    if found is None:
+        known = [one.alias for one in throughput.cards() if one.alias]
+        raise UsageError(f"--gpu {name}: nothing is published here of it", nearest(name, known))
+    return Gpu(0, "", name, int(found.gb * GB), 0, found.capability, "")
+
+
+def of_request(
+    asked: RunRequest, chosen: Backend, gpu: str = "", network: float | None = None
+) -> tuple[Forecast, PlannedRun]:
+    """The forecast of what is asked for, on a published card where one is named, and its plan.
+
+    Raises UsageError, EngineError.
+    """
+    visible = [card(gpu)] if gpu else None
+    planned = assemble(asked, chosen, new_stamp(), dry=True, visible=visible)
+    return of_planned(planned, chosen, visible, network), planned
+
+
+def of_planned(
+    planned: PlannedRun,
+    chosen: Backend,
+    visible: Sequence[Gpu] | None = None,
+    network: float | None = None,
+) -> Forecast:
+    """The forecast of a plan; `visible` are its GPUs, this machine's where they aren't given."""
+    run, plan = planned.run, planned.plan
+    if visible is None:
+        visible = ()
+        with suppress(EngineError):
+            visible = gather.visible(run.gpus, chosen)
+    one = min(visible, key=lambda gpu: gpu.total, default=None)
+    work = works.of_resolved(run)
+    machine = Machine("", network=network)
+    if work.on_cpu and not chosen.scheduled:
+        machine = replace(machine, place=_this_machine())
+    elif one:
+        machine = Machine(one.name, one.name, one.total, one.capability, network)
+    known = site.earlier(machine.place)
+    seen = not chosen.scheduled or chosen.shares_files
+    found = forecast(work, machine, known, plan.checkpoints if seen else None)
+    return with_others(found, layouts.nearest(run, machine, known))
+
+
+def _this_machine() -> str:
+    host = {"name": platform.uname().node, "cpus": len(os.sched_getaffinity(0))}
+    return facts.place({"host": host}, on_cpu=True)
+
+
+def of_record(run: str, fact: Fact) -> Forecast:
+    """The forecast that a run of this site had before its start: by the runs before it."""
+    kept = record.read(run, record.FACTS) or {}
+    gpus = (kept.get("machine") or {}).get("gpus") or ()
+    one = min(gpus, key=lambda gpu: gpu["total"], default=None)
+    able = tuple(one["capability"]) if one and one.get("capability") else None
+    name = "" if fact.work.on_cpu else fact.place
+    machine = Machine(fact.place, name, one["total"] if one and name else 0, able)
+    return forecast(fact.work, machine, site.earlier(fact.place, fact.created))

@@ -1,0 +1,221 @@
+"""What a run will take: memory, a step, hours, checkpoints, disk and money, each with its range."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from statistics import median
+
+from launcher.base.settings import settings
+from launcher.runs.checks import memory
+from launcher.runs.records import throughput
+from launcher.tools.forecast import costs, facts, site
+from launcher.tools.forecast.costs import GpuRates
+from launcher.tools.forecast.facts import Fact
+from launcher.tools.forecast.site import StepTime
+from launcher.tools.forecast.work import Work
+
+PASS = 1 / 3
+"""Of a step's time, that of an evaluation's iteration: it has no way back, which is two thirds."""
+
+
+@dataclass(frozen=True)
+class Range:
+    """A number, with the least and the most that it may be."""
+
+    value: float
+    least: float
+    most: float
+
+    def __add__(self, other: Range) -> Range:
+        return Range(self.value + other.value, self.least + other.least, self.most + other.most)
+
+    def times(self, factor: float) -> Range:
+        """It, so many times."""
+        return Range(self.value * factor, self.least * factor, self.most * factor)
+
+
+NOTHING = Range(0, 0, 0)
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What a run is to run on: `place` as facts.place has it; the card's name, "" on the CPU.
+
+    total: bytes of a GPU's memory, 0 where it isn't known; network: GB/s for each GPU
+    """
+
+    place: str
+    card: str = ""
+    total: int = 0
+    capability: tuple[int, int] | None = None
+    network: float | None = None
+
+    def rates(self, work: Work) -> GpuRates | None:
+        """The card's published rates; None where there are none, as on the CPU."""
+        name = "" if work.on_cpu else self.card
+        return costs.published(name, work.precision, self.network) if name else None
+
+
+@dataclass(frozen=True)
+class Other:
+    """Another layout that fits: what to set, bytes on a GPU, and a step's time if that is known."""
+
+    sets: dict[str, object]
+    bytes: int
+    step: StepTime | None
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """What a run will take; None, or nothing, is what can't be known, and `unknown` says why.
+
+    hours: from its start to its end; checkpoint: bytes of one; saving: seconds of one;
+    disk: bytes of all that it keeps; free: bytes where it saves; price: of a GPU's hour
+    """
+
+    work: Work
+    machine: Machine
+    memory: memory.MemoryEstimate | None = None
+    step: StepTime | None = None
+    tokens: int = 0
+    hours: Range | None = None
+    checkpoint: int | None = None
+    saving: Range | None = None
+    disk: int | None = None
+    free: int | None = None
+    price: float | None = None
+    others: tuple[Other, ...] = ()
+    unknown: tuple[str, ...] = ()
+    sources: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def tokens_per_s(self) -> Range | None:
+        """Of all GPUs together."""
+        if not (self.step and self.work.shape):
+            return None
+        tokens = 1000 * self.work.batch * self.work.shape.sequence
+        return Range(tokens / self.step.ms, tokens / self.step.most, tokens / self.step.least)
+
+    @property
+    def gpu_hours(self) -> Range | None:
+        """None on the CPU."""
+        world = 0 if self.work.on_cpu else self.work.where.world
+        return self.hours.times(world) if self.hours and world else None
+
+
+def forecast(
+    work: Work, machine: Machine, known: Sequence[Fact], folder: str | None = None
+) -> Forecast:
+    """The forecast of a run by what is published and by earlier runs on such a machine.
+
+    `folder` is where it saves, as seen here.
+    """
+    card, unknown = machine.rates(work), list[str]()
+    needed = None if work.on_cpu else work.memory(machine.capability)
+    step = site.step(work, card, known)
+    if work.shape is None:
+        unknown.append("the model's sizes aren't known: no memory, no disk, no time by rates")
+    elif step is None:
+        unknown.append(_why_no_time(work, machine, card))
+    size = memory.bytes_of_checkpoint(work.program, work.options, work.where)
+    saves = bool(work.options.get("save"))
+    saving = _saving(work, size, known) if saves and size else None
+    if saves and saving is None:
+        unknown.append("the time of a save: none was measured here, so hours are without saves")
+    sources = {"memory": "Korthikanti et al. 2022 and bench/gpu/runs.yaml"} if needed else {}
+    sources |= {"step": step.source} if step else {}
+    hours = _hours(work, step, saving, known) if step and work.steps else None
+    if hours and not known:
+        unknown.append("how long a start and compiling take here: hours are without them")
+    kept = min(work.keep, work.saves) if work.keep else work.saves
+    return Forecast(
+        work=work,
+        machine=machine,
+        memory=needed,
+        step=step,
+        tokens=work.samples * (work.shape.sequence if work.shape else 0),
+        hours=hours,
+        checkpoint=size if saves else None,
+        saving=saving,
+        disk=size * kept if size and saves and kept else None,
+        free=_free(folder) if folder else None,
+        price=None if work.on_cpu else price(machine.card),
+        unknown=tuple(unknown),
+        sources=sources,
+    )
+
+
+def _why_no_time(work: Work, machine: Machine, card: GpuRates | None) -> str:
+    """Why there is no time of a step."""
+    if work.on_cpu:
+        return "the time of a step: nothing is published of a CPU, and no run here was like it"
+    if not machine.card:
+        return "the time of a step, and what is free: the card isn't known; --gpu h100-80gb"
+    if card is None:
+        return f"the time of a step: not enough is published here of {machine.card}"
+    if work.nodes > 1 and card.network is None:
+        return "the time of a step: the network between nodes isn't known; --network GB/S"
+    return "the time of a step: the options have no batch"
+
+
+def _saving(work: Work, size: int, known: Sequence[Fact]) -> Range | None:
+    """Seconds of a save by those of earlier runs: by their bytes, or as long whatever they are."""
+    times, same = list[float](), list[float]()
+    for one in known:
+        bytes_of = memory.bytes_of_checkpoint(one.work.program, one.work.options, one.work.where)
+        if one.saves and bytes_of:
+            each = one.seconds[facts.SAVES] / one.saves
+            same += [each] if one.work.key == work.key else []
+            times += [each, each * size / bytes_of]
+    times = same or times
+    return Range(median(times), min(times), max(times)) if times else None
+
+
+def _hours(work: Work, step: StepTime, saving: Range | None, known: Sequence[Fact]) -> Range:
+    """Hours of the whole run: start, steps, evaluations, saves, end."""
+    same, steps = step.measured, work.steps
+    pace = median(one.mean_ms for one in same) if same else step.ms
+    seconds = Range(pace, min(pace, step.least), max(pace, step.most)).times(steps / 1000)
+    if same and any(one.evaluations for one in same):
+        found = [
+            one.seconds[facts.EVALUATIONS] / one.evaluations for one in same if one.evaluations
+        ]
+        each = Range(median(found), min(found), max(found))
+    else:
+        ms = Range(step.ms, step.least, step.most)
+        each = ms.times(work.number("eval_iters", 100) * PASS / 1000)
+    inner = max(0, work.evaluations - 1) if same else work.evaluations
+    seconds += each.times(inner)
+    every = work.number("save_interval")
+    saves = (steps - 1) // every if every and same else work.saves
+    seconds += saving.times(saves) if saving else NOTHING
+    for part in (facts.START, facts.WARM_UP, facts.END):
+        found = [one.seconds[part] for one in same or known]
+        seconds += Range(median(found), min(found), max(found)) if found else NOTHING
+    return seconds.times(1 / 3600)
+
+
+def _free(folder: str) -> int | None:
+    """Bytes that are free where a folder is, or will be."""
+    for path in (Path(folder), *Path(folder).parents):
+        try:
+            found = os.statvfs(path)
+        except OSError:
+            continue
+        return found.f_bavail * found.f_frsize
+    return None
+
+
+def price(card: str) -> float | None:
+    """What an hour of a GPU costs by the settings; None where they don't say it."""
+    found = throughput.card(card) if card else None
+    prices = settings().prices
+    return prices.get(card, prices.get(found.alias) if found else None)
+
+
+def with_others(found: Forecast, others: Sequence[Other]) -> Forecast:
+    """The forecast with other layouts beside it."""
+    return replace(found, others=tuple(others))

@@ -1,0 +1,150 @@
+"""What earlier runs of this site took, and the time of a step by them or by published rates."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from math import exp, log
+from statistics import median
+
+from launcher.base.settings import settings
+from launcher.runs.records import record, throughput
+from launcher.tools.forecast import costs, facts
+from launcher.tools.forecast.costs import GpuRates, StepCost
+from launcher.tools.forecast.facts import Fact
+from launcher.tools.forecast.work import Work
+
+MOST_RUNS, MOST_BYTES = 60, 4 << 20
+"""Of earlier runs, the newest, and of their metrics: a forecast takes no third of a second."""
+
+NEAREST = 3
+"""Runs with other work by which a step is scaled: those whose steps are the most alike."""
+
+FEW = 3
+"""Kinds of work with which one can be left out, to see how far the others are off."""
+
+UNSURE = 2.0
+"""How far off, either way, a step may be that is scaled from fewer."""
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """ms of a step, at least and at most; where it is from; its parts by the model, if known.
+
+    measured: the earlier runs of the same work
+    """
+
+    ms: float
+    least: float
+    most: float
+    source: str
+    cost: StepCost | None = None
+    measured: tuple[Fact, ...] = ()
+
+
+def earlier(place: str, before: str = "") -> list[Fact]:
+    """What runs on such a machine or card took, newest first; those created before a time alone."""
+    return [one for one in _each(before) if _is_same(one.place, place)] if place else []
+
+
+def _is_same(one: str, other: str) -> bool:
+    """Whether two names are of one card, or one machine."""
+    found = throughput.card(one)
+    return one == other or (found is not None and found == throughput.card(other))
+
+
+def _each(before: str) -> Iterator[Fact]:
+    folder, found = str(settings().runs), list[tuple[float, str]]()
+    if os.path.isdir(folder):
+        with os.scandir(folder) as entries:
+            for one in entries:
+                name = f"{one.path}/{record.METRICS}"
+                if os.path.exists(name):
+                    found.append((os.stat(name).st_mtime, one.name))
+    left = MOST_BYTES
+    for _, run in islice(sorted(found, reverse=True), MOST_RUNS):
+        left -= os.path.getsize(f"{folder}/{run}/{record.METRICS}")
+        if left < 0:
+            return
+        took = facts.of_run(run)
+        if took and not (before and took.created >= before):
+            yield took
+
+
+def step(work: Work, card: GpuRates | None, known: Sequence[Fact]) -> StepTime | None:
+    """The time of a step by earlier runs, else by published rates; None where neither is there."""
+    cost = costs.step(work, card or _cpu(work)) if card or work.on_cpu else None
+    same = tuple(one for one in known if one.work.key == work.key)
+    if same:
+        ms = median(one.ms for one in same)
+        least, most = min(one.spread[0] for one in same), max(one.spread[1] for one in same)
+        told = f"{_runs(len(same))} of the same work here"
+        return StepTime(ms, min(least, ms), max(most, ms), told, cost and _shown(cost, work), same)
+    if cost is None:
+        return None
+    if found := _scaled(work, cost, card, known):
+        return found
+    if card is None:
+        return None
+    least, most = costs.off(work, card.name)
+    told = "published rates of the card; such forecasts were "
+    told += f"{costs.OFF[costs.starts(work)][0]:.2f} to {costs.OFF[costs.starts(work)][1]:.2f} of "
+    told += "what runs on H100s and H200s took"
+    if not costs.is_known(work, card.name):
+        told += ", and this one is beyond those: a prediction"
+    return StepTime(cost.ms, cost.ms / most, cost.ms / least, told, cost)
+
+
+def _runs(count: int) -> str:
+    return "an earlier run" if count == 1 else f"{count} earlier runs"
+
+
+def _cpu(work: Work) -> GpuRates:
+    """Rates of a process on the CPU, whose cores all share."""
+    share = 1 / work.where.world
+    return GpuRates("CPU", costs.CPU_TFLOPS * share, costs.CPU_MEMORY * share, 1.0, 1.0)
+
+
+def _shown(cost: StepCost, work: Work) -> StepCost | None:
+    """The parts; on the CPU they mean nothing alone."""
+    return None if work.on_cpu else cost
+
+
+def _scaled(
+    work: Work, cost: StepCost, card: GpuRates | None, known: Sequence[Fact]
+) -> StepTime | None:
+    """The model's time, scaled by what runs with other work took beside what it says of them."""
+    alike = [one for one in known if costs.starts(one.work) == costs.starts(work)]
+    ratios = dict[
+        object, tuple[float, float]
+    ]()  # by work: the model's ms, and what it took of that
+    for one in alike:
+        found = costs.step(one.work, card or _cpu(one.work))
+        if found and one.work.key not in ratios:
+            ratios[one.work.key] = found.ms, one.ms / found.ms
+    if not ratios:
+        return None
+    pairs = [*ratios.values()]
+    factor = _factor(cost.ms, pairs)
+    left_out = [
+        _factor(ms, [*pairs[:at], *pairs[at + 1 :]]) / took
+        for at, (ms, took) in enumerate(pairs)
+        if len(pairs) >= FEW
+    ]
+    low, high = (min(left_out), max(left_out)) if left_out else (1 / UNSURE, UNSURE)
+    low, high = min(low, 1 / 1.1), max(high, 1.1)
+    told = f"{_runs(len(alike))} with other work here"
+    told += f"; each left out, the others were {low:.2f} to {high:.2f} of it" if left_out else ""
+    told += "" if left_out else f", so that it may be {UNSURE:g} times off"
+    ms = cost.ms * factor
+    return StepTime(ms, ms / high, ms / low, told, _shown(cost, work))
+
+
+def _factor(ms: float, pairs: Sequence[tuple[float, float]]) -> float:
+    """What the nearest of (the model's ms, what was taken of that) took, as a weighted mean."""
+    near = sorted(pairs, key=lambda pair: abs(log(pair[0] / ms)))[:NEAREST]
+    weights = [1 / (0.1 + abs(log(pair[0] / ms))) for pair in near]
+    summed = sum(weight * log(pair[1]) for weight, pair in zip(weights, near, strict=True))
+    return exp(summed / sum(weights))

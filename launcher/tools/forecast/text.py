@@ -1,0 +1,166 @@
+"""A forecast as lines of text, and as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import Any
+
+from launcher.runs.checks.machine import GB
+from launcher.tools.forecast import costs
+from launcher.tools.forecast.forecast import Forecast, Other, Range
+
+UNITS = ((1e15, "P"), (1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k"))
+WIDTH = 12
+
+
+def lines(found: Forecast) -> Iterator[str]:
+    """The forecast, a subject to a line."""
+    where = found.work.where
+    what = f"{where.world} × {found.machine.card or 'GPU'}"
+    if found.work.on_cpu:
+        what = found.machine.place or "the CPU"
+    yield f"forecast for {what}:"
+    for name, text in _subjects(found):
+        yield f"  {name:<{WIDTH}}{text}"
+
+
+def _subjects(found: Forecast) -> Iterator[tuple[str, str]]:
+    if needed := found.memory:
+        parts = asdict(needed)
+        parts["CUDA, NCCL"] = parts.pop("overhead")
+        told = ", ".join(f"{name} {size / GB:.1f}" for name, size in parts.items() if size)
+        yield "memory", f"{needed.total / GB:.1f} GB on a GPU{_free(found)}: {told}"
+    if step := found.step:
+        yield "step", f"{span(Range(step.ms, step.least, step.most), ms)}, by {step.source}"
+    if rate := found.tokens_per_s:
+        yield "tokens/s", span(rate, count)
+    if step and step.cost:
+        total = sum(step.cost.parts.values())
+        told = ", ".join(f"{name} {ms / total:.0%}" for name, ms in step.cost.parts.items() if ms)
+        yield "bound by", told.replace("%", " %")
+    if hours := found.hours:
+        told = f"{span(hours, duration)}: {found.work.steps} steps, {count(found.tokens)} tokens"
+        yield "run", told
+        if spent := found.gpu_hours:
+            told = span(spent, lambda hours: f"{hours:.3g}") + " GPU-hours"
+            if found.price is not None:
+                cost = spent.times(found.price)
+                told += f", {span(cost, lambda money: f'{money:.4g}')} at {found.price:g} an hour"
+            yield "", told
+    if found.checkpoint:
+        told = f"{size(found.checkpoint)} each, {found.work.saves} in all"
+        told += f", a save {span(found.saving, seconds)}" if found.saving else ""
+        yield "checkpoints", told
+    if found.disk:
+        keeps = f"the newest {found.work.keep}" if found.work.keep else "all checkpoints"
+        told = f"{size(found.disk)} for {keeps}"
+        if found.free is not None:
+            told += f", {size(found.free)} free" + ": too few" * (found.disk > found.free)
+        yield "disk", told
+    for other in found.others:
+        yield "or", _other(other)
+    for text in found.unknown:
+        yield "not known", text
+
+
+def _free(found: Forecast) -> str:
+    total = found.machine.total
+    if not (total and found.memory):
+        return ""
+    free = (total - found.memory.total) / GB
+    return f" of {total / GB:.1f}, {free:.1f} free" if free >= 0 else f", {-free:.1f} too many"
+
+
+def _other(other: Other) -> str:
+    sets = ", ".join(
+        f"{key.partition('.')[2]} {'none' if value is None else str(value).lower()}"
+        for key, value in other.sets.items()
+    )
+    time = other.step and span(Range(other.step.ms, other.step.least, other.step.most), ms)
+    return f"{sets}: {other.bytes / GB:.1f} GB" + (f", {time}" if time else "")
+
+
+def span(value: Range, text: Any) -> str:
+    """'16.3 ms (15.5 to 19.2)'; the number alone where it has no range."""
+    if value.least == value.most:
+        return str(text(value.value))
+    return f"{text(value.value)} ({text(value.least)} to {text(value.most)})"
+
+
+def ms(value: float) -> str:
+    """Milliseconds, or seconds where that is shorter."""
+    return f"{value:.1f} ms" if value < 1000 else f"{value / 1000:.3g} s"
+
+
+def seconds(value: float) -> str:
+    """Seconds, in three digits."""
+    return f"{value:.3g} s"
+
+
+def duration(hours: float) -> str:
+    """Hours, days where there are many, minutes or seconds where there are few."""
+    for unit, name in ((24 * 3, "days"), (1, "h"), (1 / 60, "min")):
+        if hours >= unit:
+            return f"{hours / (24 if name == 'days' else unit):.3g} {name}"
+    return f"{hours * 3600:.3g} s"
+
+
+def count(value: float) -> str:
+    """124 M, in three digits."""
+    for unit, letter in UNITS:
+        if value >= unit:
+            return f"{value / unit:.3g} {letter}"
+    return f"{value:.0f}"
+
+
+def size(value: float) -> str:
+    """Bytes in units of a thousand."""
+    for unit, name in ((1e15, "PB"), (1e12, "TB"), (1e9, "GB"), (1e6, "MB")):
+        if value >= unit:
+            return f"{value / unit:.3g} {name}"
+    return f"{value / 1e3:.3g} kB"
+
+
+def as_json(found: Forecast) -> dict[str, Any]:
+    """The forecast as JSON: bytes, ms, hours; each range as value, least and most."""
+
+    def ranged(value: Range | None) -> dict[str, float] | None:
+        return asdict(value) if value else None
+
+    step, needed = found.step, found.memory
+    as_range = step and Range(step.ms, step.least, step.most)
+    return {
+        "card": found.machine.card or None,
+        "place": found.machine.place or None,
+        "world": found.work.where.world,
+        "nodes": found.work.nodes,
+        "memory": asdict(needed) | {"total": needed.total} if needed else None,
+        "memory_of_card": found.machine.total or None,
+        "step_ms": ranged(as_range),
+        "step_parts_ms": costs.fields(step.cost) if step and step.cost else None,
+        "bound": step.cost.bound if step and step.cost else None,
+        "tokens_per_s": ranged(found.tokens_per_s),
+        "steps": found.work.steps or None,
+        "tokens": found.tokens or None,
+        "hours": ranged(found.hours),
+        "gpu_hours": ranged(found.gpu_hours),
+        "price_of_gpu_hour": found.price,
+        "checkpoint_bytes": found.checkpoint,
+        "checkpoints": found.work.saves or None,
+        "save_s": ranged(found.saving),
+        "disk_bytes": found.disk,
+        "disk_free_bytes": found.free,
+        "others": [
+            {
+                "set": other.sets,
+                "bytes": other.bytes,
+                "step_ms": ranged(
+                    other.step and Range(other.step.ms, other.step.least, other.step.most)
+                ),
+            }
+            for other in found.others
+        ],
+        "unknown": list(found.unknown),
+        "sources": dict(found.sources),
+    }

@@ -1,0 +1,104 @@
+"""Linear layers whose products are in FP8, by torch, for its compiler.
+
+Each tensor has one scale, by its own largest number at each step:
+https://arxiv.org/abs/2209.05433 has the two formats. Weights, activations and their gradients stay
+in 16 bits outside of the products. The output layer, embeddings and routers have no such products.
+"""
+
+from __future__ import annotations
+
+import argparse
+from functools import partial
+from typing import Any
+
+import torch
+
+from launcher.agent.ranks.ending import OptionError
+from launcher.trainer.fast import compiled
+
+LEAST = (8, 9)
+"""The compute capability that has FP8's products."""
+
+NEVER = 1e-12
+"""Below it a tensor's largest number is taken for this: a scale of 0 divides."""
+
+RECIPES = ("delayed", "tensorwise")
+"""Of Transformer Engine's, whose formats are these; a scale here is never an earlier step's."""
+
+
+def check(arguments: argparse.Namespace) -> None:
+    """Raises `OptionError` where torch or the GPU has no products in FP8, or none so scaled."""
+    if arguments.fp8_recipe not in RECIPES:
+        raise OptionError(f"--fp8-recipe {arguments.fp8_recipe} needs Transformer Engine")
+    if not hasattr(torch, "_scaled_mm") or torch.__version__ < (2, 5):
+        raise OptionError(f"--fp8-format needs torch 2.5 or newer, and this is {torch.__version__}")
+    able = torch.cuda.get_device_capability()
+    if able < LEAST:
+        name, has = torch.cuda.get_device_name(), ".".join(map(str, able))
+        raise OptionError(
+            f"--fp8-format needs a GPU of compute capability {LEAST[0]}.{LEAST[1]} or newer, "
+            f"and the {name} has {has}"
+        )
+
+
+def cast(x: torch.Tensor, kind: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    """x as `kind`, and its scale, fp32 []: x is about the product of both."""
+    most = torch.finfo(kind).max
+    scale = x.abs().amax().float().clamp(min=NEVER) / most
+    return (x.float() * scale.reciprocal()).clamp(-most, most).to(kind), scale
+
+
+def product(
+    a: torch.Tensor, b: torch.Tensor, scales: Any, dtype: torch.dtype, fast: bool = False
+) -> torch.Tensor:
+    """a [n, k] @ bᵀ, b [m, k]: both in FP8, their rows in memory, as Hopper's have to lie.
+
+    `fast` adds up in fewer bits.
+    """
+    made: torch.Tensor = torch._scaled_mm(
+        a, b.t(), scale_a=scales[0], scale_b=scales[1], out_dtype=dtype, use_fast_accum=fast
+    )
+    return made
+
+
+class ScaledProduct(torch.autograd.Function):
+    """x [n, input] @ weightᵀ, [n, output], in FP8 forward and back."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: torch.Tensor, weight: torch.Tensor, of_gradient: torch.dtype
+    ) -> torch.Tensor:
+        """`of_gradient`: the format of the result's gradient; all else is e4m3."""
+        (a, of_a), (b, of_b) = (cast(each, torch.float8_e4m3fn) for each in (x, weight))
+        ctx.save_for_backward(a, b, of_a, of_b)
+        ctx.kind = of_gradient
+        return product(a, b, (of_a, of_b), x.dtype, fast=True)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
+        """The gradients of x and the weight."""
+        a, b, of_a, of_b = ctx.saved_tensors
+        g, of_g = cast(grads[0], ctx.kind)
+        of_x = product(g, b.t().contiguous(), (of_g, of_b), grads[0].dtype)
+        turned = (each.t().contiguous() for each in (g, a))
+        return of_x, product(*turned, (of_g, of_a), grads[0].dtype), None
+
+
+def linear(
+    x: torch.Tensor, weight: torch.Tensor, bias: Any = None, *, of_gradient: torch.dtype
+) -> torch.Tensor:
+    """x [s, b, input] to [s, b, output]."""
+    made = ScaledProduct.apply(x.reshape(-1, x.shape[-1]), weight, of_gradient)
+    made = made.view(*x.shape[:-1], -1)
+    return made if bias is None else made + bias
+
+
+FORMATS = {"hybrid": "float8_e5m2", "e4m3": "float8_e4m3fn"}
+"""Of gradients, by Transformer Engine's names; torch has them from 2.1 on."""
+
+
+def take_products(gpt: Any, fp8: str) -> None:
+    """Have the products of a model's layers in FP8, with gradients in that format."""
+    for module in gpt.modules():
+        if isinstance(module, compiled.CompiledColumn | compiled.CompiledRow):
+            module.product = partial(linear, of_gradient=getattr(torch, FORMATS[fp8]))

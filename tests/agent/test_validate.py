@@ -1,0 +1,42 @@
+"""Where a program of upstream's is held to be asked: at its first call of Megatron's."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from launcher.agent import validate
+
+PRETRAIN = "def pretrain(provider, args_defaults={}, **more): raise SystemExit('went on')\n"
+PARSES = """
+def parse_and_validate_args(extra_args_provider=None, args_defaults={}):
+    raise SystemExit("went on")
+"""
+OLD = "from megatron.training import pretrain\npretrain(args_defaults={'a': 1})\n"
+NEW = (
+    "from megatron.training import pretrain\n"
+    "from megatron.training.arguments import parse_and_validate_args\n"
+    "args = parse_and_validate_args(args_defaults={'a': 1})\n"
+    "pretrain(args)\n"
+)
+
+
+@pytest.mark.parametrize(("parses", "program"), [("", OLD), (PARSES, NEW)])
+def test_what_a_program_gives_its_parser_is_known_before_it_parses(
+    parses: str, program: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From 0.18 on programs parse by themselves: Megatron then refused to be asked once more."""
+    package = tmp_path / "megatron/training"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text(PRETRAIN)
+    (package / "arguments.py").write_text(parses)
+    (tmp_path / "pretrain_gpt.py").write_text(program)
+    for name in [name for name in sys.modules if name.partition(".")[0] == "megatron"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    found = validate._reached([str(tmp_path / "pretrain_gpt.py")])
+    assert found == {"args_defaults": {"a": 1}}
+    for name in [name for name in sys.modules if name.partition(".")[0] == "megatron"]:
+        del sys.modules[name]

@@ -1,0 +1,80 @@
+"""Forecasts beside runs that were measured on GPUs: bench/gpu/runs.yaml."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from launcher.runs.plan import layout
+from launcher.runs.plan.render import values_of
+from launcher.runs.runfile import source
+from launcher.tools.forecast import costs
+from launcher.tools.forecast.work import KERNELS, Work
+
+BENCH = Path(__file__).parents[3] / "bench/gpu"
+RUNS: list[dict[str, Any]] = yaml.safe_load((BENCH / "runs.yaml").read_text("utf-8"))["runs"]
+GIB = 1 << 30
+HALF_A_TENTH, FIFTH = 0.05, 0.2
+
+
+def work(run: dict[str, Any]) -> Work:
+    name = str(BENCH / run["run"]) if run["run"].endswith(".yaml") else run["run"]
+    sets = (*run["set"], f"gpus={run['gpus']}")
+    config, _ = source.load(name, [source.parse_set(each) for each in sets])
+    config = layout.with_precision(config)
+    where = layout.layout(config, run["gpus"])
+    kernels = str(config.env.get(KERNELS)) != "0"
+    return Work(config.program, values_of(config, where), where, 1, False, kernels)
+
+
+def ratios(run: dict[str, Any]) -> list[float]:
+    """The forecast by the least and the most ms that it took."""
+    done = work(run)
+    card = costs.published(run["card"], done.precision)
+    found = card and costs.step(done, card)
+    assert found
+    return [found.ms / ms for ms in run["ms"]]
+
+
+def test_ranges_are_as_wide_as_forecasts_were_off() -> None:
+    """A range that is narrower promises too much, and one that is wider says nothing."""
+    off = defaultdict[str, list[float]](list)
+    for run in RUNS:
+        off[costs.starts(work(run))] += ratios(run)
+    ours = [ratio for how in ("kernels", *costs.COMPILED) for ratio in off.pop(how, [])]
+    for how, found in {**off, "kernels": ours}.items():
+        least, most = costs.OFF[how]
+        assert least <= min(found) <= least + 0.06, how
+        assert most - 0.06 <= max(found) <= most, how
+
+
+@pytest.mark.parametrize("run", RUNS, ids=lambda run: run["name"])
+def test_steps_on_an_h100_are_within_a_fifth(run: dict[str, Any]) -> None:
+    """Between the least and the most that it took, or a fifth from it; of upstream's on two H200s
+    the host was faster than any H100's."""
+    least, most = min(ratios(run)), max(ratios(run))
+    if "H200" in run["card"]:
+        pytest.skip("its host was another kind")
+    assert most >= 1 - FIFTH
+    assert least <= 1 + FIFTH
+
+
+WITH_MEMORY = [run for run in RUNS if run.get("gib")]
+
+
+@pytest.mark.parametrize("run", WITH_MEMORY, ids=lambda run: run["name"])
+def test_memory_is_what_was_measured(run: dict[str, Any]) -> None:
+    """Of dense models within 5 %, but for those of which runs.yaml says why: within 10."""
+    found = work(run).memory((9, 0))
+    assert found
+    ratio = (found.total - found.overhead) / GIB / run["gib"]
+    assert ratio == pytest.approx(1, abs=0.1 if run.get("why") else HALF_A_TENTH)
+
+
+def test_half_of_the_runs_were_held_out() -> None:
+    """What constants were fitted to proves nothing."""
+    assert sum(not run.get("fit") for run in RUNS) > len(RUNS) / 2

@@ -1,0 +1,45 @@
+"""Context parallelism, as it is compiled, against one rank."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.agent.conftest import TINY, start
+from tests.trainer.fast.test_fast import LLAMA, compiled_program
+from tests.trainer.test_models import CONTEXT
+
+pytestmark = pytest.mark.megatron
+
+
+@pytest.mark.parametrize(
+    ("way", "options"),
+    [
+        pytest.param("whole", LLAMA, id="exchanged"),
+        pytest.param("whole,peer", ("--bf16", "--num-query-groups", "1"), id="one-group-peer",
+                     marks=pytest.mark.long),
+        pytest.param("whole", (*LLAMA, "--num-attention-heads", "3", "--kv-channels", "16",
+                               "--num-query-groups", "3"), id="gathered", marks=pytest.mark.long),
+        pytest.param("whole", ("--window-size", "6,0"), id="window", marks=pytest.mark.long),
+        pytest.param("whole", (*LLAMA, "--global-batch-size", "4"), id="several",
+                     marks=pytest.mark.long),
+    ],
+)  # fmt: skip
+def test_two_parts_of_a_sequence_equal_the_whole(
+    way: str, options: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pieces in another order, angles of other tokens, gradients of one rank's part alone."""
+    script = compiled_program(tmp_path, monkeypatch)
+    given = (*TINY, "--mock-data", "--train-iters", "3", "--global-batch-size", "2", *options)
+    one, two = start(1, script, "", *given), start(2, script, way, *given, *CONTEXT.split())
+    assert one.code == two.code == 0, one.output + two.output
+    assert "compiled" in two.output
+    assert "not compiled" not in two.output, two.output
+    assert (", symmetric memory" in two.output) == way.endswith("peer")
+    step = 3e-3 if "--bf16" in options else 2e-5
+    assert two.losses == pytest.approx(one.losses, abs=step)
+    assert two.grad_norms == pytest.approx(one.grad_norms, abs=max(10 * step, 2e-3))
+    assert two.validation_loss == pytest.approx(one.validation_loss, abs=step)
+    graphs = [int(line.split()[1]) for line in two.output.splitlines() if "graphs " in line]
+    assert graphs == [1, 1]
