@@ -64,10 +64,9 @@ class Failure:
     where all do that the matrix has. says: regular expressions (MULTILINE) of lines without their
     prefixes; one is in its output. who: whose words they are (loglines.SPEAKERS), "" for anybody's.
     kind: one of KINDS. raised: an expression of where Megatron raises what is else unknown
-    (refusals.py). prevented: what keeps it from happening, or reports it before the start.
-    cause: the end that shows it alone, where nothing was written (EndCause). sets: KEY=VALUE that
-    `resume` has to set, so that it does not fail so again. of_node: whether it is a fault of the
-    machine that writes it.
+    (refusals.py). cause: the end that shows it alone, where nothing was written (EndCause). sets:
+    KEY=VALUE that `resume` has to set, so that it does not fail so again. of_node: whether it is a
+    fault of the machine that writes it.
     """
 
     name: str
@@ -79,7 +78,6 @@ class Failure:
     who: str = ""
     kind: str = KINDS[0]
     raised: str = ""
-    prevented: str = ""
     cause: str = ""
     sets: str = ""
     of_node: bool = False
