@@ -129,11 +129,34 @@ def _newlines(parsed: Any, dotall: bool = False) -> int:
     return count
 
 
-def main() -> None:
-    """Write the file: of each row its anchors, and the lines that it reaches."""
-    rows = {known.name: anchors(known.says) for known in table()}
-    ANCHORS.write_text(json.dumps(rows, indent=0, ensure_ascii=False) + "\n", encoding="utf-8")
+def index() -> dict[str, Any]:
+    """What the file holds: an expression of all anchors, and the rows of each with their lines.
+
+    A longer anchor has the rows of those that begin it, too.
+    """
+    own: dict[str, list[tuple[str, int]]] = {}
+    tree: dict[str, Any] = {}
+    for known in table():
+        texts, lines = anchors(known.says)
+        for text in texts:
+            own.setdefault(text, []).append((known.name, lines))
+            branch = tree
+            for letter in text:
+                branch = branch.setdefault(letter, {})
+            branch[""] = {}
+    rows = {
+        text: [row for end in range(len(text) + 1) for row in own.get(text[:end], ())]
+        for text in own
+    }
+    return {"expression": f"(?=({_expression(tree)}))", "rows": rows}
+
+
+def _expression(tree: dict[str, Any]) -> str:
+    """A tree of letters as an expression; where one anchor begins another, the longer matches."""
+    branches = [re.escape(letter) + _expression(tree[letter]) for letter in tree if letter]
+    branches += [""] * ("" in tree)
+    return f"(?:{'|'.join(branches)})" if len(branches) > 1 else branches[0]
 
 
 if __name__ == "__main__":
-    main()
+    ANCHORS.write_text(json.dumps(index(), indent=0, ensure_ascii=False) + "\n", encoding="utf-8")

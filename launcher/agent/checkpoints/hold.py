@@ -149,10 +149,7 @@ class Hold:
                 continue
 
     def beat(self) -> None:
-        """Send a heartbeat, and see that the folder is still held.
-
-        Raises FolderHeldError, and `OSError`.
-        """
+        """Send a heartbeat; the folder is still held. Raises FolderHeldError, OSError."""
         # In this order: who takes the folder writes the file first, and removes it last.
         in_place = _is_at(self.handle, self.root / LOCK)
         there, inside = lineage.claimed(self.root), _read(self.handle)

@@ -189,10 +189,7 @@ class Rendezvous:
             link.socket.close()
 
     def _steps(self, seconds: float, why: Callable[[], str]) -> Iterator[None]:
-        """Goes on for so many seconds, and says now and then for whom.
-
-        Raises RendezvousFailure, StopWaiting.
-        """
+        """Waits so many seconds, naming the missing. Raises RendezvousFailure, StopWaiting."""
         start, (said, again) = time.monotonic(), PATIENCE
         while (past := time.monotonic() - start) < seconds:
             if self.stopped():
@@ -322,10 +319,7 @@ class Rendezvous:
 
 
 def _heard(link: Link) -> dict[str, Any] | None:
-    """What has come from a node, None until it is whole.
-
-    Raises RendezvousFailure where it has gone.
-    """
+    """What a node sent, None until it is whole. Raises RendezvousFailure where it has gone."""
     try:
         return link.read()
     except ConnectionError:

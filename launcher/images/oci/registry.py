@@ -276,10 +276,7 @@ class RegistrySession:
                 )
 
     def ask(self, method: str, path: str) -> RegistryAnswer:
-        """An answer about the repository.
-
-        The registry is asked again with a token where it wants one, or another.
-        """
+        """An answer about the repository; asked again with a token where the registry wants one."""
         headers = {"Accept": ", ".join((*INDEXES, *MANIFESTS))}
         send = partial(self._whole, method, f"{self.address}/{path}", headers=headers)
         answer = send()

@@ -113,10 +113,7 @@ class SavedImage:
 
 @contextmanager
 def stream_errors(name: str, remedy: str) -> Iterator[None]:
-    """Report an engine that ends an image's stream early, or gives something else.
-
-    Raises EngineError with `remedy`.
-    """
+    """Raise EngineError with `remedy` for an engine's image stream that is short or wrong."""
     try:
         yield
     except engine_errors(EOFError, tarfile.TarError, ValueError, KeyError) as error:

@@ -50,10 +50,7 @@ def node_name(rank: int) -> str:
 
 @dataclass(frozen=True)
 class NodeState:
-    """What is known of a node.
-
-    `ended_at` is in seconds since 1970; `refused` is why one that hasn't started won't.
-    """
+    """A node's state. ended_at: seconds since 1970. refused: why it won't start."""
 
     started: bool
     ended: ExitStatus | None = None
@@ -287,10 +284,7 @@ def labelled(rank: int, pieces: Iterator[OutputPiece]) -> Iterator[OutputPiece]:
 def joined(
     outputs: Sequence[Iterator[OutputPiece]], look: Callable[[], None]
 ) -> Iterator[OutputPiece]:
-    """The pieces of all nodes as they come; meanwhile `look` is called every POLL_SECONDS.
-
-    Raises what an output raises.
-    """
+    """The pieces of all nodes as they come; `look` is called meanwhile. Raises as their outputs."""
     pieces: queue.SimpleQueue[OutputPiece | Exception | None] = queue.SimpleQueue()
 
     def read(output: Iterator[OutputPiece]) -> None:

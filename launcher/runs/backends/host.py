@@ -102,10 +102,7 @@ class SchedulerQuery:
         raise NotImplementedError
 
     def fresh(self: Answer, age: float = ASK_SECONDS) -> Answer:
-        """An answer of `age` seconds ago at most: each node may have a thread.
-
-        Raises ConnectionLost.
-        """
+        """An answer of `age` seconds ago at most. Raises ConnectionLost."""
         with self.lock:
             if time.monotonic() - self.asked_at >= age:
                 try:

@@ -1,7 +1,4 @@
-"""What was found out about a machine, and the findings of its checks.
-
-None, or nothing, is what isn't known.
-"""
+"""Facts about a machine, and the findings of checks. None, or nothing, is what isn't known."""
 
 from __future__ import annotations
 

@@ -40,25 +40,5 @@ def find(text: str, starts: list[int]) -> dict[str, list[tuple[int, int]]]:
 @cache
 def _search() -> tuple[re.Pattern[str], dict[str, list[tuple[str, int]]]]:
     """An expression of all anchors, and the rows of each with the lines that they reach."""
-    table: dict[str, tuple[list[str], int]] = json.loads(ANCHORS.read_bytes())
-    own: dict[str, list[tuple[str, int]]] = {}
-    tree: dict[str, Any] = {}
-    for name, (anchors, lines) in table.items():
-        for anchor in anchors:
-            own.setdefault(anchor, []).append((name, lines))
-            branch = tree
-            for letter in anchor:
-                branch = branch.setdefault(letter, {})
-            branch[""] = {}
-    rows = {
-        anchor: [row for end in range(len(anchor) + 1) for row in own.get(anchor[:end], ())]
-        for anchor in own
-    }
-    return re.compile(f"(?=({_expression(tree)}))"), rows
-
-
-def _expression(tree: dict[str, Any]) -> str:
-    """A tree of letters as an expression; where one anchor begins another, the longer matches."""
-    branches = [re.escape(letter) + _expression(tree[letter]) for letter in tree if letter]
-    branches += [""] * ("" in tree)
-    return f"(?:{'|'.join(branches)})" if len(branches) > 1 else branches[0]
+    index: dict[str, Any] = json.loads(ANCHORS.read_bytes())
+    return re.compile(index["expression"]), index["rows"]

@@ -12,8 +12,7 @@ from collections.abc import Iterable, Iterator
 from launcher.runs.explain.loglines import Words, parse
 
 LONGEST_LINE = 1 << 11
-"""Bytes of a line that are looked at, half of them at its end: some expressions take time by the
-square of its length."""
+"""Bytes of a line that are read, half at its end: some expressions take the square of it."""
 
 PIECE = 1 << 21
 """Bytes of a log that are looked at together."""

@@ -180,10 +180,7 @@ def passed_over(run: str) -> set[int]:
 
 
 def check_guard(asked: RunRequest, chosen: Backend, *, detach: bool) -> None:
-    """Refuse a run that may go back where no launcher here follows it and sees its checkpoints.
-
-    Raises UsageError.
-    """
+    """Refuse a run that may go back where no launcher sees its checkpoints. Raises UsageError."""
     where, alone = asked.origin.place("guard"), chosen.every_node or chosen.scheduled
     instead = "Set guard.on_nan and guard.on_spike to warn or end."
     if detach:

@@ -64,10 +64,7 @@ class LiveState:
 
 
 def line(state: LiveState, width: int) -> str:
-    """The state in at most `width` columns, without what matters least where they are few.
-
-    Empty until the first step.
-    """
+    """The state in at most `width` columns, the important first. Empty until the first step."""
     if state.step is None or width <= 0:
         return ""
     parts = _parts(state.step, state)

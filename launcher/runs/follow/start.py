@@ -176,10 +176,7 @@ def _stamp(job: Job) -> Stamp:
 def prepare(
     assembled: PlannedRun, asked: RunRequest, chosen: Backend, *, preflight: bool
 ) -> Machine | None:
-    """See that the run can work, and make and tidy the folders that it writes to.
-
-    The machine, where it was looked at.
-    """
+    """Check that the run can work, and make its folders. The machine, where it was looked at."""
     plan = assembled.plan
     for line in (*assembled.notes, *(f"warning: {line}" for line in assembled.ignored)):
         tell(line)

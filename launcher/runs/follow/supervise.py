@@ -254,10 +254,7 @@ class Follower:
 
 
 def _tell_ending(found: Ending, job: Job, *, seen: bool) -> CheckpointFolder | None:
-    """Print how the run ended; of checkpoints only where its files are `seen` from here.
-
-    The newest complete checkpoint.
-    """
+    """Print how the run ended; the newest checkpoint, where its files are `seen` from here."""
     from launcher.runs.records import ending
 
     saves, saved = job.labels.get(f"{LABEL}checkpoints") if seen else None, None

@@ -49,12 +49,11 @@ class Plan:
 
     Of several nodes the variables alone say which one it is, so `argv` is the same on all.
     `options` are what the `program` of the run file is given, by their plain names, with what the
-    user laid over; the same as words stand in `argv`.
-    `secrets` maps variables to the files of the host that hold their values. `checkpoints` is the
-    folder of the host that is saved to. A run with `tie` stops when its standard input is closed.
-    `fewer`: smaller node counts that the run may start with; `spare`: more nodes, of which the
-    fittest take part. With `own_devices` a node looks
-    itself whether it has InfiniBand's devices: nobody knows which machine it will be.
+    user laid over; the same as words stand in `argv`. `secrets` maps variables to the files of the
+    host that hold their values. `checkpoints` is the folder of the host that is saved to. A run
+    with `tie` stops when its standard input is closed. `fewer`: smaller node counts that the run
+    may start with; `spare`: more nodes, of which the fittest take part. With `own_devices` a node
+    looks itself whether it has InfiniBand's devices: nobody knows which machine it will be.
     """
 
     run: str

@@ -22,8 +22,7 @@ from launcher.runs.records.record import Record
 
 RUNNING, PAUSED, UNKNOWN = "running", "paused", "unknown"
 STATES = (RUNNING, PAUSED, "finished", "stopped", "failed", UNKNOWN)
-"""Unknown is a run that ended with nobody following it, or that an engine, one that doesn't answer
-or isn't asked, may still have."""
+"""Unknown: the run ended with nobody following it, or its engine doesn't answer."""
 
 UNITS = {"m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 TAIL = 1 << 16

@@ -220,10 +220,7 @@ class PodJob(host.PolledJob):
         return told if process.returncode else ""
 
     def _wait_for_end(self, uid: str, why: str) -> None:
-        """See that a pod has ended of which there is no more to read, for `why`.
-
-        Raises ConnectionLost where it goes on.
-        """
+        """Check that a pod has ended, for `why`. ConnectionLost: it goes on."""
         until = time.monotonic() + END_SECONDS
         while why:
             pod = self.seen.fresh(POLL_SECONDS).pods.get(self.rank)
