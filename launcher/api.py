@@ -245,8 +245,7 @@ class Run:
         return _started(asked, chosen.configured(asked.config))
 
     def checkpoints(self) -> list[CheckpointFolder]:
-        """Its checkpoints and those of the runs it goes on from, newest first; `.problem` says what
-        one lacks."""
+        """Its checkpoints and its predecessors', newest first; `.problem` says what one lacks."""
         kept = record.find(self.id)
         save = kept.config.get("checkpoint", {}).get("save")
         root = Path(kept.cwd, expanded(save)) if save else None

@@ -70,7 +70,7 @@ def ps(args: Namespace) -> int:
 
 
 def _tell_silent(silent: list[SilentBackends]) -> int:
-    """Tell who is there, or was named, and couldn't be asked; the exit code."""
+    """Print who couldn't be asked, and why; the exit code, 0 where there was nobody to ask."""
     from launcher.runs.follow.live import tell
 
     asked = [one for one in silent if one.may_have_jobs]

@@ -74,7 +74,7 @@ def assemble(
         host = _host(chosen, asked, rootless=rootless)
         gpus = counted(config, chosen)
     except EngineError:
-        _check_alone(asked, chosen, stamp)  # what is wrong with the file is told first
+        _check_alone(asked, chosen, stamp)  # the file's faults are reported first
         raise
     run = resolve(config, origin, facts, host, stamp.run, gpus=gpus, rest=asked.rest)
     run, notes = _decided(run, chosen, visible)
@@ -99,7 +99,7 @@ def _decided(
         return run, dropped
     if visible is None:
         visible = ()
-        with suppress(EngineError):  # where that matters, it is told as the run starts
+        with suppress(EngineError):  # where that matters, it is reported as the run starts
             visible = gather.visible(run.gpus, chosen)
     run, notes = auto.decide(run, visible)
     return run, [*dropped, *notes]

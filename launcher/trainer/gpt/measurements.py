@@ -232,7 +232,7 @@ class StepTracer:
             self.first = self.last = 0
         elif asked and self.first <= done + slow:
             told = f"steps {done + 1}-{done + slow}" if slow > 1 else f"step {done + 1}"
-            say(f"{told} will be traced as the step is compiled: later ones tell more", "gpt: ")
+            say(f"{told} will be traced as the step is compiled: later ones show more", "gpt: ")
 
     def step(self, number: int) -> contextlib.AbstractContextManager[None]:
         """Trace what is done meanwhile, step `number` of the run, if it is one of those."""

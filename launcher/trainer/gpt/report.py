@@ -51,7 +51,7 @@ class Report:
         self.seconds: list[float] = []  # each step's, where they are asked for
         self.writes = bool(arguments.tensorboard_dir or arguments.wandb_project)
         self.writers: Writers | None = None
-        self.memory_told = bool(arguments.on_cpu)  # upstream tells a GPU's
+        self.memory_told = bool(arguments.on_cpu)  # upstream reports a GPU's
         self.meter = Meter()
         self.waits: Waits | None = None
 

@@ -265,10 +265,10 @@ class Trainer:
         for rank, text in disagreements:
             if torch.distributed.get_rank() == rank:
                 print(f"replicas disagree: {text}", flush=True)
-        raise RunError("")  # said by those ranks
+        raise RunError("")  # printed by those ranks
 
     def _evaluate(self) -> bool:
-        """Evaluate, unless it is asked to stop meanwhile: then False, and nothing is said."""
+        """Evaluate, unless it is asked to stop meanwhile: then False, and nothing is printed."""
         if not self.evaluation.asked_for:
             return True
         found = self.evaluation.measure(self._is_asked_to_stop)
