@@ -214,10 +214,7 @@ def parser(
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
-    """The arguments, with the values that follow from others filled in.
-
-    Raises `OptionError`.
-    """
+    """The arguments, with the values that follow from others filled in. Raises `OptionError`."""
     return complete(parser().known(argv))
 
 

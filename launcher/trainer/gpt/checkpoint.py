@@ -295,7 +295,7 @@ def _clear_up(root: Path, made: Path | None, knows: bool) -> bool:
 def load(
     source: Path, known: dict[str, Any], parts: Sequence[Any], optimizer: Any
 ) -> TrainingProgress:
-    """Load a checkpoint, saved with any layout, of which `common` said what is known.
+    """Load a checkpoint, saved with any layout, whose known facts are in `common`.
 
     All ranks call this together. Random states are those of ranks, so they are carried over
     only into the layout that they were saved with. Weights alone, as `launcher checkpoint import`

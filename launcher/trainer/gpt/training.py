@@ -25,7 +25,7 @@ from launcher.trainer.gpt import checkpoint, data, measurements, model, optimize
 from launcher.trainer.gpt.arguments import RankLayout, learning_rate
 from launcher.trainer.gpt.checkpoint import TrainingProgress
 from launcher.trainer.gpt.evaluation import Evaluation
-from launcher.trainer.gpt.measurements import Meter
+from launcher.trainer.gpt.measurements import Meter, Waits
 from launcher.trainer.gpt.passes import Passes
 from launcher.trainer.gpt.report import Report, say
 
@@ -154,7 +154,7 @@ class Trainer:
         say(self.describe())
         self.warm_up()
         loader = data.loader(arguments, self.training_set, self.progress.consumed_samples)
-        batches = iter(loader) if loader else None
+        batches = self.report.waits = Waits(iter(loader)) if loader else None
         self.report.meter = Meter()
         while self.progress.iteration < arguments.train_iters and not reason:
             self._iteration(batches)
@@ -264,10 +264,10 @@ class Trainer:
         for rank, text in disagreements:
             if torch.distributed.get_rank() == rank:
                 print(f"replicas disagree: {text}", flush=True)
-        raise RunError("")  # said by those ranks
+        raise RunError("")  # printed by those ranks
 
     def _evaluate(self) -> bool:
-        """Evaluate, unless it is asked to stop meanwhile: then False, and nothing is said."""
+        """Evaluate, unless it is asked to stop meanwhile: then False, and nothing is printed."""
         if not self.evaluation.asked_for:
             return True
         found = self.evaluation.measure(self._is_asked_to_stop)
