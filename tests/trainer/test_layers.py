@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+
+from tests.agent.conftest import TINY
 
 pytestmark = pytest.mark.megatron
 
@@ -84,3 +87,44 @@ def test_rms_norm_is_rounded_once(layers: Any, old: bool, monkeypatch: pytest.Mo
     x, weight = numbers(torch, 6), norm.weight.detach().double()
     exact = x.double() * (x.double().square().mean(-1, keepdim=True) + 1e-5).rsqrt() * weight
     assert (norm(x) != exact.bfloat16()).float().mean().item() < 0.01
+
+
+@pytest.fixture
+def alone(layers: Any) -> Iterator[None]:
+    """A process group of this process."""
+    from megatron.core import parallel_state
+
+    distributed = layers.torch.distributed
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    parallel_state.initialize_model_parallel()
+    yield
+    parallel_state.destroy_model_parallel()
+    distributed.destroy_process_group()
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize("more", ["", "--swiglu --disable-bias-linear --normalization RMSNorm"])
+def test_a_model_in_bf16_adds_its_biases_so(layers: Any, more: str) -> None:
+    """The layers' parts are the model's, which a specification can't name without a warning."""
+    from launcher.trainer.gpt import arguments, model
+
+    torch = layers.torch
+    sizes = [*TINY, "--mock-data", "--use-cpu-initialization", *more.split()]
+    built = []
+    for precision in ([], ["--bf16"]):
+        given = arguments.parse([*sizes, *precision])
+        given.on_cpu = True
+        gpt = model.build(given, 128)
+        assert {type(layer.mlp) for layer in gpt.decoder.layers} == {layers.WideMLP}
+        built.append(gpt.to(model.dtype(given)))
+    whole, half = built
+    half.load_state_dict(whole.state_dict(), strict=False)
+    generator = torch.Generator().manual_seed(1)
+    tokens = torch.randint(100, (8, 32), generator=generator)
+    places = torch.arange(32).expand(8, 32)
+
+    def loss(gpt: Any) -> float:
+        with torch.no_grad():
+            return float(gpt(tokens, places, None, labels=tokens.roll(-1, 1)).float().mean())
+
+    assert loss(half) == pytest.approx(loss(whole), abs=2e-3)
