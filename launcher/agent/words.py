@@ -24,6 +24,9 @@ ASK = "LAUNCHER_ASK"
 NEEDS = "LAUNCHER_NEEDS"
 """The variable with what the run imports: JSON, modules with what to say where one isn't there."""
 
+IMAGE = "LAUNCHER_IMAGE"
+"""The variable with the image's layers, as the engine says them."""
+
 REFUSES = "this Megatron doesn't take these options"
 """Begins what the runner says of upstream's program that it has asked."""
 
@@ -33,7 +36,7 @@ COMPILING, COMPILED, FAST = "compiling the step", "compiled the step", "fast: "
 
 
 def compiling(data: bytes, before: bool) -> bool:
-    """Whether it compiles once it has said `data`, where it did or didn't `before`."""
+    """Whether it compiles after writing `data`, where it did or didn't `before`."""
     begun, *ended = (data.rfind(word.encode()) for word in (COMPILING, COMPILED, FAST))
     return begun > max(ended) or (before and max(ended) < 0)
 

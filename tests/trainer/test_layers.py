@@ -44,24 +44,27 @@ def test_a_small_bias_is_not_lost_beside_a_layers_output(layers: Any) -> None:
     assert 0.4 < (dropped.abs() < 1e-2).float().mean().item() < 0.6
 
 
-def gated(x: Any) -> Any:
-    """SwiGLU."""
-    gate, linear = x.chunk(2, dim=-1)
-    return gate * gate.sigmoid() * linear
-
-
 @pytest.mark.parametrize("name", ["gelu", "squared_relu", "gated"])
 def test_a_small_bias_is_not_lost_before_an_activation(layers: Any, name: str) -> None:
     """Values and gradients are fp32's, rounded once."""
     torch = layers.torch
-    activation = {"gelu": torch.nn.functional.gelu, "gated": gated}.get(name, layers.squared_relu)
+    silu, gelu = torch.nn.functional.silu, torch.nn.functional.gelu
+
+    def gated(both: Any) -> Any:
+        gate, linear = both.chunk(2, dim=-1)
+        return silu(gate) * linear
+
+    activation = {"gelu": gelu, "gated": gated}.get(name, layers.squared_relu)
     x, bias = numbers(torch, 3), torch.full((32,), SMALL).bfloat16()
+    config = SimpleNamespace(gated_linear_unit=name == "gated")
+    function = silu if config.gated_linear_unit else activation
+    mlp = SimpleNamespace(config=config, activation_func=function)
     for given in ([x, bias], [x]):
         mine, wide = (
             [each.to(kind, copy=True).requires_grad_() for each in given]
             for kind in (x.dtype, torch.float)
         )
-        made = layers.BiasActivation.apply(mine[0], *(mine[1:] or [None]), activation)
+        made = layers.WideMLP._activated(mlp, mine[0], *(mine[1:] or [None]))
         exact = activation(sum(wide))
         assert torch.equal(made, exact.bfloat16())
         made.sum().backward()

@@ -6,7 +6,6 @@ import re
 import sys
 from collections.abc import Iterator, Sequence
 
-from launcher.agent import series
 from launcher.base.errors import PreflightError
 from launcher.base.screen import size
 from launcher.runs.backends.docker.docker_request import bytes_of_size
@@ -24,7 +23,7 @@ from launcher.runs.checks.machine import (
 from launcher.runs.plan.arguments import key_of
 from launcher.runs.plan.plan import Plan
 from launcher.runs.plan.program import ProgramKind, program
-from launcher.runs.plan.render import NULL_ADDS_ONE
+from launcher.runs.plan.render import null_adds_one
 from launcher.runs.plan.resolved import Resolved
 from launcher.runs.runfile.config import RunConfig
 from launcher.runs.runfile.source import Origin
@@ -76,7 +75,7 @@ https://docs.nvidia.com/deploy/cuda-compatibility/forward-compatibility.html
 """
 
 PRIVATE_SHM = 64 << 20
-"""Bytes of a container's own /dev/shm where nothing else is said: docker run, --shm-size."""
+"""Default bytes of a container's own /dev/shm: docker run, --shm-size."""
 
 SHM = 1 << 30
 """Bytes of /dev/shm that NVIDIA asks for with NCCL in a container, `--shm-size=1g`.
@@ -91,7 +90,7 @@ SHM_SEGMENT = 4 << 20
 def preflight(
     run: Resolved, plan: Plan, machine: Machine, cuda: str | None = None
 ) -> list[Finding]:
-    """All that is wrong with a run on a machine; what `machine` doesn't tell isn't checked."""
+    """All that is wrong with a run on a machine; what `machine` doesn't know isn't checked."""
     config, origin = _with_rest(run.config, plan), run.origin
     found: list[Finding] = []
     if plan.gpus.count:
@@ -162,7 +161,7 @@ def gpus_are_given(engine: Engine | None) -> Iterator[Finding]:
     sure = engine.gpus is False
     yield Finding(
         "the engine has neither NVIDIA's runtime nor CDI devices"
-        + ("" if sure else ", as far as it tells"),
+        + ("" if sure else ", as far as it reports"),
         "Without the NVIDIA Container Toolkit it can't give GPUs to a container.",
         "Install the toolkit on its machine, run `nvidia-ctk runtime configure --runtime=docker`,"
         " and restart the engine; or use --gpus 0.",
@@ -355,7 +354,7 @@ def _tokens_fit(
     if known is None or own not in (None, "NullTokenizer"):
         return
     upstreams = own and program(config.program).kind is ProgramKind.UPSTREAM
-    added = 1 if upstreams and series.has(release, NULL_ADDS_ONE) else 0
+    added = 1 if upstreams and null_adds_one(release) else 0
     for dataset in datasets:
         if dataset.greatest >= known + added:
             yield Finding(

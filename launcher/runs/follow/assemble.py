@@ -20,7 +20,7 @@ from launcher.runs.plan import image, rules
 from launcher.runs.plan.image import ImageFacts
 from launcher.runs.plan.job import Backend
 from launcher.runs.plan.mounts import Host
-from launcher.runs.plan.plan import INFINIBAND, Plan, Stamp, make_plan
+from launcher.runs.plan.plan import INFINIBAND, Plan, Stamp, make_plan, rule_input
 from launcher.runs.plan.program import ProgramKind, fewest, program
 from launcher.runs.plan.render import place
 from launcher.runs.plan.resolved import Resolved, resolve
@@ -74,7 +74,7 @@ def assemble(
         host = _host(chosen, asked, rootless=rootless)
         gpus = counted(config, chosen)
     except EngineError:
-        _check_alone(asked, chosen, stamp)  # what is wrong with the file is told first
+        _check_alone(asked, chosen, stamp)  # the file's faults are reported first
         raise
     run = resolve(config, origin, facts, host, stamp.run, gpus=gpus, rest=asked.rest)
     run, notes = _decided(run, chosen, visible)
@@ -99,7 +99,7 @@ def _decided(
         return run, dropped
     if visible is None:
         visible = ()
-        with suppress(EngineError):  # where that matters, it is told as the run starts
+        with suppress(EngineError):  # where that matters, it is reported as the run starts
             visible = gather.visible(run.gpus, chosen)
     run, notes = auto.decide(run, visible)
     return run, [*dropped, *notes]
@@ -132,7 +132,7 @@ def _ignored(run: Resolved) -> Iterator[str]:
     """What the program doesn't heed of what it is given, as warnings."""
     if run.program.kind is ProgramKind.SCRIPT:
         return
-    told, where = rules.RuleInput(run.values, run.layout), place((), run.origin)
+    told, where = rule_input(run, run.gpus), place((), run.origin)
     for problem, mend in rules.broken(rules.IGNORED, told, run.facts.release, where):
         yield f"{problem}\n  {mend}"
 

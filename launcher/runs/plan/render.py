@@ -18,8 +18,11 @@ from launcher.runs.runfile.source import Origin
 from launcher.trainer.gpt import arguments as ours
 
 NULL_TOKENIZER = "NullTokenizer"
-NULL_ADDS_ONE = "NullTokenizer adds a token"
-"""The fact of a series by which it adds an end-of-document token to the size that it is given."""
+
+
+def null_adds_one(release: str | None) -> bool:
+    """Whether NullTokenizer adds an end-of-document token to the size that it is given."""
+    return series.has(release, "NullTokenizer adds a token")
 
 
 def options(
@@ -44,7 +47,7 @@ def options(
     extras = [] if kind is ProgramKind.OURS else _upstream_extras(config)
     extras += _profile(config.profile, kind) if config.profile else []
     if any(option.value == NULL_TOKENIZER for option in extras):
-        values["data.vocab_size"] -= series.has(release, NULL_ADDS_ONE)
+        values["data.vocab_size"] -= null_adds_one(release)
     own = [Option(arguments.option_name(key), value, key) for key, value in values.items()]
     passed = [
         Option(_spelled(name, release), value, f"megatron_args.{name}")
@@ -55,7 +58,7 @@ def options(
 
 
 def _upstream_extras(config: RunConfig) -> list[Option]:
-    """What upstream's programs want said and ours takes for granted."""
+    """Options that upstream's programs need and ours takes for granted."""
     extras = []
     if config.model.num_query_groups:
         extras.append(Option("--group-query-attention", True, "model.num_query_groups"))
@@ -187,7 +190,7 @@ def check_fits(given: list[Option], told: rules.RuleInput, release: str | None) 
 
 
 def place(given: Iterable[Option], origin: Origin) -> Callable[[str], str]:
-    """Tells where an option stands, by its plain name, or where its key would."""
+    """Where an option stands, by its plain name, or where its key would."""
     known = {option.plain: option.where for option in given}
     return lambda name: known.get(name) or origin.place(arguments.key_of(name))
 

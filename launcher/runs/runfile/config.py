@@ -354,7 +354,7 @@ class Profile(Strict):
 
 
 class RunConfig(Strict):
-    """A run file; schema.TOLD says what its keys mean."""
+    """A run file; plan/schema.py describes its keys."""
 
     name: Name
     image: Image

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from megatron.core.models.gpt import GPTModel
 from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
-from megatron.core.transformer.mlp import MLP
 from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.transformer.transformer_layer import TransformerLayer
 
@@ -186,7 +185,7 @@ def parts(config: TransformerConfig) -> Parts:
     elif (ranks := config.context_parallel_size) > 1:
         heads = config.num_attention_heads // config.tensor_model_parallel_size
         attention = GatheredAttention if heads % ranks else ExchangedAttention
-    return Parts(CompiledColumn, CompiledRow, attention, Layer, MLP)
+    return Parts(CompiledColumn, CompiledRow, attention, Layer)
 
 
 def losses(labels: torch.Tensor, logits: torch.Tensor, ranks: LayerRanks) -> torch.Tensor:

@@ -140,15 +140,16 @@ class GatheredGradients:
     def put(self, weights: Sequence[Any], made: torch.Tensor, backwards: bool) -> bool:
         """Write experts' gradients, or add them: all at once, [experts, …], as `experts.laid` has
         the weights. False where their places don't lie so."""
-        from launcher.trainer.fast import experts
+        from launcher.trainer.fast.experts import laid
+        from launcher.trainer.fast.kernels import experts as kernels
 
         places = [self.places[each] if self.places else each.main_grad for each in weights]
-        into, other = experts.laid(places)
+        into, other = laid(places)
         if into is None or backwards != other:
             return False
         adds = self.several and weights[0] in self.begun
         self.begun.add(weights[0])
-        experts.kernels.put(made, into, self._factor(weights[0]), adds)
+        kernels.put(made, into, self._factor(weights[0]), adds)
         return True
 
     def _factor(self, parameter: Any) -> float:

@@ -195,6 +195,8 @@ def parser(
     add("--save")
     add("--load")
     add("--save-interval", type=int)
+    beside = "write them while training goes on, of a copy in the host's memory"
+    add("--async-save", action="store_true", help=beside)
     add = made.add_argument_group("TensorBoard and W&B").add_argument
     add("--tensorboard-dir", help="a folder for TensorBoard's event files")
     add("--tensorboard-log-interval", type=int, default=1, help="iterations; for W&B too")
@@ -212,10 +214,7 @@ def parser(
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
-    """The arguments, with the values that follow from others filled in.
-
-    Raises `OptionError`.
-    """
+    """The arguments, with the values that follow from others filled in. Raises `OptionError`."""
     return complete(parser().known(argv))
 
 

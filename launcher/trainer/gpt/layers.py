@@ -18,6 +18,7 @@ from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.transformer.transformer_layer import TransformerLayer, TransformerLayerSubmodules
 from torch.nn.functional import dropout
+from torch.utils.checkpoint import checkpoint
 
 from launcher.trainer.gpt import split
 
@@ -91,44 +92,21 @@ def _wide(x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     return x.float() if bias is None else x + bias.float()
 
 
-class BiasActivation(torch.autograd.Function):
-    """activation(x + bias) in fp32, of which x alone is kept; rounded as `bias_dropout_add`."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, bias: Any, activation: Any) -> torch.Tensor:
-        """x [s, b, f] and its bias [f] or None, to x's precision."""
-        ctx.save_for_backward(x, bias)
-        ctx.activation = activation
-        made: torch.Tensor = activation(_wide(x, bias))
-        return made.to(x.dtype)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None, None]:
-        """The gradients of both."""
-        x, bias = ctx.saved_tensors
-        wide = _wide(x, bias).detach().requires_grad_()
-        with torch.enable_grad():
-            made = ctx.activation(wide)
-        (found,) = torch.autograd.grad(made, wide, grads[0].to(made.dtype))
-        summed = None if bias is None else found.sum((0, 1)).to(bias.dtype)
-        return found.to(x.dtype), summed, None
-
-
 class WideMLP(MLP):
-    """Megatron's, with its first bias and the activation as `BiasActivation`."""
+    """Megatron's, whose first bias and activation are rounded as by `bias_dropout_add`."""
 
     def forward(self, hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         """[s, b, h] to the same, and the bias that is added later."""
         if self.config.bias_activation_fusion:
             return super().forward(hidden_states, *args, **kwargs)
-        activation = self._gated if self.config.gated_linear_unit else self.activation_func
-        return self.linear_fc2(BiasActivation.apply(*self.linear_fc1(hidden_states), activation))
+        how = {"use_reentrant": False, "preserve_rng_state": False}  # nothing is kept in fp32
+        return self.linear_fc2(checkpoint(self._activated, *self.linear_fc1(hidden_states), **how))
 
-    def _gated(self, x: torch.Tensor) -> torch.Tensor:
-        """[…, 2 × f] to [..., f]."""
-        gate, linear = x.chunk(2, dim=-1)
-        gated: torch.Tensor = self.activation_func(gate) * linear
-        return gated
+    def _activated(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        wide = _wide(x, bias)
+        gate, *linear = wide.chunk(2, dim=-1) if self.config.gated_linear_unit else (wide,)
+        made = self.activation_func(gate)
+        return (made * linear[0] if linear else made).to(x.dtype)
 
 
 class Attention(torch.nn.Module):
@@ -187,7 +165,6 @@ class Parts:
     row: Any = RowParallelLinear
     attention: Any = Attention
     layer: Any = TransformerLayer
-    mlp: Any = WideMLP
 
 
 def local_layer(config: TransformerConfig, mlp: ModuleSpec | None, parts: Parts) -> ModuleSpec:
@@ -208,8 +185,7 @@ def local_layer(config: TransformerConfig, mlp: ModuleSpec | None, parts: Parts)
     names = {"input_layernorm.": "self_attention.linear_qkv.layer_norm_"}
     if mlp is None:
         names["pre_mlp_layernorm."] = "mlp.linear_fc1.layer_norm_"
-        linears = MLPSubmodules(linear_fc1=column, linear_fc2=row)
-        mlp = ModuleSpec(module=parts.mlp, submodules=linears)
+        mlp = ModuleSpec(module=MLP, submodules=MLPSubmodules(linear_fc1=column, linear_fc2=row))
     layer = TransformerLayerSubmodules(
         input_layernorm=norm(config),
         self_attention=ModuleSpec(

@@ -452,3 +452,15 @@ def test_the_innermost_volume_counts(full: Plan) -> None:
 def test_a_wrong_key_is_refused(keys: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
         asked(**keys)
+
+
+def test_capabilities_of_the_file_are_the_containers(plan: Planner) -> None:
+    run = plan(
+        RUN.replace("{memory:", "{cap_add: [IPC_LOCK], memory:"), host=replace(HOST, scheduled=True)
+    )
+    for kind in ("jobset", "trainjob"):
+        found = made(run, **ASKED | {"kind": kind})["spec"]
+        found = found if kind == "jobset" else found["runtimePatches"][0]["trainingRuntimeSpec"]
+        found = found if kind == "jobset" else found["template"]["spec"]
+        context = _pod(found)["containers"][0]["securityContext"]
+        assert context["capabilities"] == {"add": ["IPC_LOCK"]}

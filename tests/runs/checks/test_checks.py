@@ -103,7 +103,7 @@ def room(gigabytes: float, **more: SavedCheckpoints) -> Machine:
          "megatron_args.fp8_format: GPU 0", "FP8 needs 8.9", True),
         (("gpt2",), Machine(gpus=TWO, uses=BUSY),
          "GPU 0 is in use: process 12 (2.0 GB), process 13", "", False),
-        (("gpt2",), Machine(engine=replace(ENGINE, gpus=None)), "as far as it tells", "", False),
+        (("gpt2",), Machine(engine=replace(ENGINE, gpus=None)), "as far as it reports", "", False),
         (("gpt2",), Machine(engine=replace(ENGINE, gpus=False)), "CDI devices", "nvidia-ctk", True),
         (("gpt2",), OLD, "driver 515.65.01; the image has CUDA 12.6.2", "525.60.13", True),
         (("gpt2", "gpus=2", PRIVATE), Machine(engine=ENGINE), "64 MiB of /dev/shm for 2 processes",
