@@ -105,6 +105,13 @@ class RunFile:
         plan = self.plan(on).plan
         return f"{describe(plan)}\n{backend(on).configured(self.config).show(plan)}"
 
+    def forecast(self, on: str = "docker", gpu: str = "") -> dict[str, Any]:
+        """What it will take, as `launcher forecast --json`; `gpu` as there: "h100-80gb"."""
+        from launcher.tools.forecast import ask, text
+
+        asked, chosen, _ = self._asked(on)
+        return text.as_json(ask.of_request(asked, chosen, gpu)[0])
+
     def start(self, on: str = "docker", *, preflight: bool = True) -> Run:
         """Start it on a backend: docker, local, compose, slurm or kubernetes.
 
@@ -238,8 +245,7 @@ class Run:
         return _started(asked, chosen.configured(asked.config))
 
     def checkpoints(self) -> list[CheckpointFolder]:
-        """Its checkpoints and those of the runs it goes on from, newest first; `.problem` says what
-        one lacks."""
+        """Its checkpoints and its predecessors', newest first; `.problem` says what one lacks."""
         kept = record.find(self.id)
         save = kept.config.get("checkpoint", {}).get("save")
         root = Path(kept.cwd, expanded(save)) if save else None

@@ -21,10 +21,10 @@ launcher explain slurm-4711.out
 ```
 
 Of several causes in a log, the first one is reported. A line marked with * counts only where no
-other cause is in the log, since ranks also write it when another rank has failed. The last column
-is what keeps it from a run of the launcher, or reports it before the start.
+other cause is in the log, since ranks also write it when another rank has failed. Here stands what
+to do first; `launcher explain` prints the rest, too.
 """
-TABLE = "| what failed (since) | what mends it | prevented by |\n|---|---|---|\n"
+TABLE = "| what failed (since) | what to do first |\n|---|---|\n"
 
 
 def page() -> str:
@@ -36,7 +36,7 @@ def page() -> str:
 
 def _row(known: Failure) -> str:
     since = "" if known.since == "any" else f" ({known.since})"
-    cells = (f"{known.name}{'*' * known.follows}{since}", known.cure, known.prevented or "")
+    cells = (f"{known.name}{'*' * known.follows}{since}", known.cure.partition("; ")[0])
     return "".join(f"| {cell.replace('|', chr(92) + '|')} " for cell in cells) + "|\n"
 
 

@@ -63,7 +63,7 @@ def key_table(*names: str) -> str:
     rows, plain = list[tuple[str, str, str]](), list[str]()
     for name in names:
         model: type[BaseModel] = getattr(config, name, None) or getattr(clusters, name)
-        texts = {**schema.key_texts()[name], **(schema.TOLD if name == "RunConfig" else {})}
+        texts = {**schema.key_texts()[name], **(schema.DESCRIPTIONS if name == "RunConfig" else {})}
         for key, field in model.model_fields.items():
             shown = f"`{name.lower()}.{key}`" if len(names) > 1 else f"`{key}`"
             text = texts.get(key) or _section(field)

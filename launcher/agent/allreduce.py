@@ -29,7 +29,7 @@ HEADING = f"{'MB':>6} {'type':>6} {'ms':>9} {'alg GB/s':>8} {'bus GB/s':>8}  sum
 
 
 def measured(size: int, dtype: str, ranks: int, seconds: float, right: bool) -> dict[str, Any]:
-    """What is told of all-reduces of `size` bytes on `ranks` that took `seconds` each.
+    """The line to print for all-reduces of `size` bytes on `ranks` that took `seconds` each.
 
     The algorithm's GB/s are the message's bytes by the time, the bus's what each GPU's link
     carries: https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md
@@ -84,7 +84,7 @@ def seconds(torch: Any, size: int, dtype: Any, group: Any) -> float:
 
 
 def measure(torch: Any, size: int, dtype: Any, group: Any) -> dict[str, Any]:
-    """One size on all ranks together, told by the slowest and by any with wrong sums."""
+    """One size on all ranks together, reported by the slowest and by any with wrong sums."""
     right = sums_are_right(torch, size, dtype, group)
     told = torch.tensor([seconds(torch, size, dtype, group), float(not right)])
     torch.distributed.all_reduce(told, op=torch.distributed.ReduceOp.MAX)  # over gloo

@@ -266,7 +266,7 @@ def _on_host(threads: Mapping[object, TimeSpans]) -> Mapping[int, float]:
 
 
 def _whole(device: TimeSpans, steps: TimeSpans) -> float:
-    """µs that are told of: the steps', where all that the GPU did lies in them, or all that it did.
+    """µs reported on: the steps', where all that the GPU did lies in them, or all that it did.
 
     A program that doesn't wait for its GPU leaves some of a step's work behind the step.
     """

@@ -21,7 +21,7 @@ START = os.path.join(os.path.dirname(os.path.abspath(__file__)), "start.py")
 
 
 class Files:
-    """The files by which the launcher, the job's script and its nodes tell each other things.
+    """The files by which the launcher, the job's script and its nodes exchange facts.
 
     stop and limit-N ask for a stop, failed-N says that a node has failed, ask holds a question,
     which NODE.QUESTION.tar answers. NODE.end is how a node has ended: its exit code and the time.
@@ -59,7 +59,7 @@ class Files:
         self.write(self.node + ".end", "w", "begun")
 
     def end(self, code: int) -> None:
-        """Say how this node has ended, and on a failure tell the others."""
+        """Report how this node has ended, and on a failure notify the others."""
         if code:
             self.write(self.failed, "w", "")
         self.write(self.node + ".end", "a", f" {code} {time.time():.6f}\n")

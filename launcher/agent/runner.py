@@ -111,7 +111,7 @@ def _own(log_dir: str, local_rank: int) -> Path:
 def stopped(ranks: int) -> str:
     """The last line where the runner was asked to stop and all ranks ended with 0.
 
-    Its beginning is `STOPPED`, by which the launcher tells a stopped run from a finished one.
+    Its beginning is `STOPPED`, by which the launcher recognises a stopped run.
     """
     return f"{STOPPED}all {ranks} ranks ended after SIGTERM"
 
@@ -339,7 +339,7 @@ def _ready(
     events: queue.SimpleQueue[Any],
     held: contextlib.ExitStack,
 ) -> tuple[Mapping[str, str], alike.LinkedNodes | None]:
-    """What ranks are told to save by, and the other nodes, where there are any.
+    """The signal for ranks to save, and for the other nodes, where there are any.
 
     The folder that is saved to is `held`. Raises `JobRefusal` where this node, or another one,
     can't start its ranks.

@@ -17,7 +17,7 @@ FOLDER = Path(__file__).with_suffix("")
 
 @cache
 def _files() -> Mapping[str, Mapping[str, Any]]:
-    """What is said of each series, the oldest first."""
+    """The data of each series, the oldest first."""
     found = {path.stem: json.loads(path.read_text("utf-8")) for path in FOLDER.glob("*.json")}
     return {name: found[name] for name in sorted(found, key=_numbers)}
 

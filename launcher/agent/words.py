@@ -36,7 +36,7 @@ COMPILING, COMPILED, FAST = "compiling the step", "compiled the step", "fast: "
 
 
 def compiling(data: bytes, before: bool) -> bool:
-    """Whether it compiles once it has said `data`, where it did or didn't `before`."""
+    """Whether it compiles after writing `data`, where it did or didn't `before`."""
     begun, *ended = (data.rfind(word.encode()) for word in (COMPILING, COMPILED, FAST))
     return begun > max(ended) or (before and max(ended) < 0)
 

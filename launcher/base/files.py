@@ -22,7 +22,7 @@ from typing import IO
 
 ASIDE = ".aside"
 UNLOCKABLE = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL, errno.EBADF)
-"""What a file system answers that has no locks: there nobody can tell that another one writes."""
+"""Errors of a file system without locks: there, other writers can't be noticed."""
 
 OF_A_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
 FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -55,7 +55,7 @@ class PendingFile:
     """A new file that will be `target`; until then nobody finds or sees it.
 
     Its name has `token` in it: files that belong together have one. It is locked while it is open,
-    so that one that was left by a process that was killed can be told, and goes. What root writes
+    so that what a killed process left can be recognised, and goes. What root writes
     in another user's folder, as under sudo, is that user's.
     """
 

@@ -77,7 +77,7 @@ def image_for_tag(text: str) -> str:
 
 
 def argument(check: Check) -> Check:
-    """A check of a word of the command line, told as argparse wants it."""
+    """A check of a word of the command line, as argparse takes it."""
 
     def checked(text: str) -> str:
         try:

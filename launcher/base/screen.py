@@ -139,7 +139,7 @@ class Progress:
 
     @contextmanager
     def counted(self, what: str, total: int) -> Iterator[Callable[[int], None]]:
-        """A step of `total` bytes; what it yields is told how many more are done."""
+        """A step of `total` bytes; it yields a function to call with each number of bytes done."""
         text = f"{what}, {size(total)}"
         done, shown = 0, -1
 

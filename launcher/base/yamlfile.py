@@ -75,7 +75,7 @@ UNREADABLE = (ValueError, LookupError, AttributeError, ArithmeticError, TypeErro
 
 
 class SurpriseError(UsageError):
-    """A plain word that YAML takes for something else than it says; `what` tells it."""
+    """A plain word that YAML takes for something else than it says: for `what`."""
 
     def __init__(self, place: str, what: str, remedy: str) -> None:
         super().__init__(f"{place}: {what}", remedy)
@@ -127,7 +127,7 @@ def validate(
 ) -> Model:
     """The model of the tree of a file. Raises UsageError with a line for each fault.
 
-    A value that is `secret`, by its dotted key or itself, isn't told.
+    A value that is `secret`, by its dotted key or itself, isn't shown.
     """
     from pydantic import ValidationError
 
@@ -257,7 +257,7 @@ def _reason(fault: Any, where: tuple[Any, ...], model: type[BaseModel] | None) -
 
 
 def _shown(fault: Any) -> str:
-    """The value that is wrong, where it can be told in a word."""
+    """The wrong value, where it is a word."""
     if fault["type"] in ("extra_forbidden", "missing", "model_type", "dict_type"):
         return ""
     given = fault["input"]
@@ -302,7 +302,7 @@ def _line_of(node: yaml.Node, where: tuple[Any, ...]) -> int:
 
 
 def _refuse(error: yaml.MarkedYAMLError, text: str, name: str) -> NoReturn:
-    """Raise the UsageError for what isn't YAML, with what was being read where that is told."""
+    """Raise the UsageError for what isn't YAML, with what was being read where that is known."""
     mark, began = error.problem_mark, error.context_mark
     line = mark.line + 1 if mark else 1
     rows = text.splitlines()
@@ -413,7 +413,7 @@ def _refuse_repeated_keys(node: yaml.Node, name: str) -> None:
 
 
 def _known_keys(model: type[BaseModel] | None, where: tuple[Any, ...]) -> list[str]:
-    """The keys that the model at `where` below `model` takes, or [] where that can't be told."""
+    """The keys that the model at `where` below `model` takes, or [] where that isn't known."""
     for part in where:
         field = model.model_fields.get(str(part)) if model else None
         if field is None:

@@ -99,7 +99,7 @@ exit codes:
 
 @screen.guarded()
 def main(argv: list[str]) -> int:
-    """Run one command and return its exit code; a user's mistake is told without a traceback."""
+    """Run one command and return its exit code; a user's mistake prints no traceback."""
     if sys.stderr is None:  # closed by a shell's 2>&-: else a file that is opened takes its place
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")  # looking for any takes 30 ms
@@ -150,7 +150,7 @@ def _see_home() -> None:
 
 
 def _tell(error: OSError) -> int:
-    """Tell what the system refused, or an engine, whose errors have no errno; the exit code."""
+    """Print what the system refused, or an engine, whose errors have no errno; the exit code."""
     if error.errno is None:
         print(f"launcher: the engine: {error}", file=sys.stderr)
         return 125
@@ -181,7 +181,7 @@ def _doing(argv: list[str]) -> str:
 
 
 def _tell_unforeseen(error: Exception, argv: list[str]) -> int:
-    """Keep the traceback in a file of its own, and tell in one line where; the exit code."""
+    """Keep the traceback in a file of its own, and print in one line where; the exit code."""
     import tempfile
     import traceback
 

@@ -106,7 +106,7 @@ def _requests(args: Namespace, matrix: Matrix, **departures: Any) -> list[BuildR
 
 
 def _tell_failed(failed: Sequence[tuple[str, LauncherError]]) -> int:
-    """Tell them; the exit code of the first, 0 where there is none."""
+    """Print them; the exit code of the first, 0 where there is none."""
     for tag, error in failed:
         print(f"launcher: {tag}: {error}", file=sys.stderr)
     return failed[0][1].exit_code if failed else 0
@@ -173,7 +173,7 @@ def fetch(args: Namespace) -> int:
 
 
 def _fetch(args: Namespace, site: Settings, progress: Progress) -> int:
-    """Fetch the rows' inputs and, where asked to, pack them; what can't be had is told last."""
+    """Fetch the rows' inputs and, where asked to, pack them; what can't be had is reported last."""
     from launcher.images.builder import inputs
     from launcher.images.carry import bundle
     from launcher.images.matrix.load import load_lock, load_matrix
@@ -224,7 +224,7 @@ def _engine(must: bool, progress: Progress) -> DockerClient | None:
 
 
 def _take(args: Namespace, site: Settings, progress: Progress) -> int:
-    """Check a bundle and take all of it; a row that needs more here is told."""
+    """Check a bundle and take all of it; a row that needs more here is reported."""
     from launcher.images.carry import bundle
 
     if args.tags or args.all:

@@ -18,7 +18,7 @@ RUNS_OF = {
     "runs": RECORDED,
     "plot": RECORDED,
 }
-"""What tells a command's runs, where those aren't the ones that go on."""
+"""Which runs a command takes, where those aren't the ones that go on."""
 CONFIG = "_launcher_config_files"
 CONFIGS = {
     "bash": '_launcher_config_files() {{ compgen -W "{presets}" -- "$1"; compgen -f -- "$1"; }}',

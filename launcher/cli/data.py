@@ -34,7 +34,7 @@ TYPES = (
     *("GPTSentencePieceTokenizer", "TikTokenizer"),
 )
 TOKENIZER = (
-    argument("--tokenizer-type", "%(default)s, or:", choices=TYPES, default=TYPES[0]),
+    argument("--tokenizer-type", "the tokenizer (%(default)s)", choices=TYPES, default=TYPES[0]),
     argument("--vocab-file", "vocab.json (GPT-2's own)", "FILE", type=Path),
     argument("--merge-file", "merges.txt (GPT-2's own)", "FILE", type=Path),
     argument("--tokenizer-model", "tokenizer.json, .model, ranks", "FILE", type=Path),

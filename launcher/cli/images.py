@@ -107,7 +107,7 @@ def inspect(args: Namespace) -> int:
 def _text(
     image: EngineImage, names: list[str], record: dict[str, Any], documents: ImageDocuments
 ) -> str:
-    """The lines for a person; what isn't there is said."""
+    """The lines for a person; what isn't there is named."""
     from launcher.images.builder.beside import PROVENANCE, SBOM
 
     lines = [
@@ -209,7 +209,7 @@ def _facts(found: Mapping[str, Fact], verdicts: Mapping[str, Verdict]) -> str:
     flag("--yes -y", "don't ask"),
 )
 def prune(args: Namespace) -> int:
-    """Remove our images that no tag names any more, told and asked first; or stale downloads."""
+    """Remove our images that no tag names any more, after asking; or stale downloads."""
 
     if args.keep < 0:
         raise UsageError(f"--keep {args.keep} is no number of images")
@@ -271,7 +271,7 @@ def _cache(args: Namespace) -> int:
 
 
 def _agreed(args: Namespace, count: int, what: str, size: int) -> bool:
-    """Tell what it would free, and ask; nobody is asked where nothing is to be removed."""
+    """Print what it would free, and ask; nobody is asked where nothing is to be removed."""
     print(f"{count} {what}, {size / 1e6:.1f} MB")
     if args.dry_run or not count:
         print("nothing was removed")

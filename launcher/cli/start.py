@@ -98,7 +98,7 @@ def run(args: Namespace) -> int:
 
 
 def _start(args: Namespace, asked: RunRequest, chosen: Backend, notes: Iterable[str] = ()) -> int:
-    """Start it; `notes` are told first. Its exit code."""
+    """Start it; `notes` are printed first. Its exit code."""
     from dataclasses import replace
 
     from launcher.runs.follow.live import tell

@@ -47,7 +47,7 @@ def save(args: Namespace) -> int:
 
 @command(
     argument("folder", "what `image save -o` wrote", "DIR", type=Path),
-    argument("--digest", "what `image save` said, or the image's ID", "sha256:…"),
+    argument("--digest", "what `image save` printed, or the image's ID", "sha256:…"),
     flag(
         "--all-tags", "give it all names that it was saved with, and not those of megatron: alone"
     ),
@@ -111,7 +111,7 @@ def push(args: Namespace) -> int:
         "--registry",
         check=names.registry,
     ),
-    argument("--digest", "what `image push` said, or the image's ID", "sha256:…"),
+    argument("--digest", "what `image push` printed, or the image's ID", "sha256:…"),
 )
 def pull(args: Namespace) -> int:
     """Pull an image from a registry, and check that it is the expected one."""

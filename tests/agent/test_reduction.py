@@ -57,7 +57,7 @@ def test_a_node_that_is_held_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
     reduce = reduction._reduce
     monkeypatch.setattr(reduction, "_reduce", held)
-    why = f"node 1 ({HOST}): its process is held, and has said nothing for 4 s"
+    why = f"node 1 ({HOST}): its process is held, and has reported nothing for 4 s"
     assert together(3, lambda here: look(here, 4)) == [[why]] * 3
 
 

@@ -221,7 +221,7 @@ def test_a_log_of_any_training_is_explained_from_a_file_or_standard_input(
     assert cli.main(["explain", str(log)]) == 0
     assert capsys.readouterr().out.splitlines()[:2] == [
         "cause: GPU memory is out",
-        "said: line 2, rank 3: [rank3]: RuntimeError: CUDA error: out of memory",
+        "log: line 2, rank 3: [rank3]: RuntimeError: CUDA error: out of memory",
     ]
     stdin = SimpleNamespace(buffer=io.BytesIO(b"training\nValueError: no gizmo\n"))
     monkeypatch.setattr("sys.stdin", stdin)

@@ -18,8 +18,7 @@ from launcher.agent.checkpoints import contents, lineage
 from launcher.base import files, owned
 
 TRACKER = "latest_checkpointed_iteration.txt"
-"""Upstream's and ours: the newest complete checkpoint's iteration, or "release" for a converted
-model in the folder of that name."""
+"""Upstream's and ours: the newest complete iteration, or "release" for a converted model."""
 
 PARTIAL = ".partial"
 """Ends a folder's name while `launcher.trainer.gpt` writes it."""
@@ -191,10 +190,7 @@ def newest_complete(root: Path, line: str = "") -> CheckpointFolder | None:
 
 
 def line_of(root: Path, run: str, *, on: bool) -> str:
-    """The line of a run that saves under `root`: that of what it goes `on` from, or its own.
-
-    Raises as `scan`.
-    """
+    """The line of a run in `root`: that of what it goes `on` from, or its own."""
     found = lineage.line(root, run)
     if on and not found:
         newest = newest_complete(root) or next(newest_first(root), None)

@@ -2,7 +2,7 @@
 
 A run locks `LOCK` in the folder: the kernel takes the lock from a process that ends. Some network
 file systems keep locks to one machine, or have none. So the holder also sets the file's time of
-change again and again, and the file server's own clock tells how old that is.
+change again and again, and the file server's own clock has its age.
 Standard library only: the launcher looks from outside, the runner holds.
 """
 
@@ -149,10 +149,7 @@ class Hold:
                 continue
 
     def beat(self) -> None:
-        """Send a heartbeat, and see that the folder is still held.
-
-        Raises FolderHeldError, and `OSError`.
-        """
+        """Send a heartbeat; the folder is still held. Raises FolderHeldError, OSError."""
         # In this order: who takes the folder writes the file first, and removes it last.
         in_place = _is_at(self.handle, self.root / LOCK)
         there, inside = lineage.claimed(self.root), _read(self.handle)

@@ -27,10 +27,10 @@ PATIENCE_SECONDS = 20.0
 """How long a rank waits for a claim that isn't there to be made again."""
 
 VARIABLE = "LAUNCHER_CLAIM"
-"""Tells the runner which run it is, where it saves, and what it may find there: `SaveRequest`."""
+"""Gives the runner its run, where it saves, and what it may find there: `SaveRequest`."""
 
 HOLDER = "LAUNCHER_HOLDER"
-"""Tells the ranks who they save for: the run, its line, and the token of what holds the folder."""
+"""Gives the ranks what they save for: the run, its line, and the token of the folder's hold."""
 
 ANEW, ON, OVER = "anew", "on", "over"
 ID = r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}"

@@ -15,7 +15,7 @@ class Retention:
     """Lets the complete checkpoints of a `line` under `root` say so, and keeps the newest `keep`.
 
     It looks when the tracker has changed, which is what a program writes last. What it removes,
-    and that it can't, it tells `say`. Where another run has taken the folder over, it does nothing.
+    or can't, it passes to `say`. Where another run has taken the folder over, it does nothing.
     """
 
     def __init__(

@@ -35,7 +35,7 @@ JOIN_SECONDS = 600.0
 """How long nodes may come after each other: some fetch an image first."""
 
 CLOCK_SECONDS = 5.0
-"""How far clocks may be apart: by them the first failure is told from those that it causes."""
+"""How far clocks may be apart: by them the first failure is found among those that it causes."""
 
 MAY_DIFFER = "LAUNCHER_NODES_MAY_DIFFER"
 """Set, nodes that aren't alike are a warning."""
@@ -55,7 +55,7 @@ PACKAGES = ("torch", "megatron-core", "transformer-engine", "flash-attn", "numpy
 
 
 def facts(environ: Mapping[str, str], program: Sequence[str], gpus: int) -> dict[str, str]:
-    """What must be equal on all nodes, by its name; "" where it can't be told here."""
+    """What must be equal on all nodes, by its name; "" where it isn't known here."""
     layers = environ.get(IMAGE, "")
     return {
         "image": _digest(layers.encode()) if layers else "",
@@ -269,7 +269,7 @@ def _signs(job: RankJob, folders: Mapping[str, Path]) -> Iterator[dict[str, str]
 def _sees(folder: Path | None, sign: str) -> bool:
     if not folder:
         return True
-    with suppress(OSError):  # asked for the folder, a server tells of one that was just made
+    with suppress(OSError):  # asked for the folder, a server lists one that was just made
         folder.mkdir(parents=True, exist_ok=True)
     return (folder / sign).exists() or any(folder.rglob("*_index.npy"))  # made here beforehand
 
@@ -281,7 +281,7 @@ def _listed(heading: str, several: Sequence[str]) -> str:
 def judged(
     known: Sequence[Mapping[str, Any]],
 ) -> tuple[list[str], list[str], dict[str, str]]:
-    """Why nodes start no ranks, what isn't alike by what each tells, and the first one's signs."""
+    """Why nodes start no ranks, what isn't alike in their facts, and the first one's signs."""
     refused = [
         f"node {node} ({one['host']}): {one['refusal']}"
         for node, one in enumerate(known)
@@ -291,7 +291,7 @@ def judged(
 
 
 def differences(known: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What isn't node 0's, with the nodes where it isn't; what a node can't tell isn't compared."""
+    """Facts that aren't node 0's, and on which nodes; what a node doesn't know isn't compared."""
     lines = []
     for name, first in known[0]["facts"].items():
         others: dict[str, list[int]] = {}

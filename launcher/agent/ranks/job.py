@@ -158,7 +158,7 @@ def _parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
     add("--checkpoints", type=Path, help="the folder of those")
     add("--secrets", type=Path, default="/run/secrets", help="files that become variables")
     add("--checkout", help="a Megatron-LM folder, first on PYTHONPATH, to run with")
-    add("--profile", type=Path, help="a folder for traces, whose costs are told at the end")
+    add("--profile", type=Path, help="a folder for traces, whose costs are printed at the end")
     add("--nsys", type=int, nargs="+", default=(), metavar="RANK", help="ranks to run under nsys")
     add("--tie", action="store_true", help="stop when standard input ends")
     return parser

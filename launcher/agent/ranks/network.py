@@ -96,7 +96,7 @@ def misled(
     """The variables by which ranks wouldn't find those of the other nodes, and why.
 
     `used` is the interface by which nodes reach each other, `mine` the address of this machine's
-    own name, which gloo takes where nothing is said; NCCL leaves out lo and docker's.
+    own name, which gloo takes by default; NCCL leaves out lo and docker's.
     """
     for name in (GLOO, NCCL):
         if value := environ.get(name):

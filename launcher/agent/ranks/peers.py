@@ -15,7 +15,7 @@ from typing import Any
 from launcher.agent.ranks.rendezvous import Link, Rendezvous
 
 GONE_CODE = 1
-"""The exit code where a node has gone and could tell none: starting again may help."""
+"""The exit code where a node has gone without one: starting again may help."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class RemoteFailure:
 
 
 class PeerNodes:
-    """Hears of the others until they are done, and tells them of this node; once each.
+    """Listens to the others until they are done, and informs them of this node; once each.
 
     The first node passes on to all what it hears of one. `hear` is called in a thread.
     """
@@ -68,7 +68,7 @@ class PeerNodes:
 
     @staticmethod
     def _heard(link: Link) -> tuple[RemoteFailure, ...] | None:
-        """What a node has come to: None where it is done, () as long as it hasn't said it all."""
+        """What a node has come to: None where it is done, () as long as not all has arrived."""
         try:
             if (told := link.read()) is None:
                 return ()

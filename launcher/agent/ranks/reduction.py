@@ -95,7 +95,7 @@ def _heard(
         if not process.is_alive():
             return "its process was killed", True
     if now - beat > SILENT_SECONDS:
-        return f"its process is held, and has said nothing for {now - beat:.0f} s", True
+        return f"its process is held, and has reported nothing for {now - beat:.0f} s", True
     return f"no sum within {seconds:.0f} s", False
 
 

@@ -19,7 +19,7 @@ from launcher.agent.ranks.network import NetworkError, connect, listen
 
 GREETING_SECONDS = 5.0
 ROUND_SECONDS = 60.0
-"""How long nodes that have met wait for what each of them tells."""
+"""How long nodes that have met wait for each other's facts."""
 
 MARGIN_SECONDS = 5.0
 """How much longer the others wait, so that the first one can say for whom it did."""
@@ -44,7 +44,7 @@ OPTIONS = (
 """A link counts as cut where nothing is acknowledged for about 15 s, though the kernel asks."""
 
 HELLO = {"launcher": "node 0"}
-"""What the first node says to whom comes, by which it is told from others that listen there."""
+"""The first node's greeting: others that listen at its port don't send it."""
 
 
 class RendezvousFailure(Exception):
@@ -82,7 +82,7 @@ class Link:
         return b"\n" in self.buffer
 
     def send(self, **told: object) -> None:
-        """Where the other one has gone, that shows once all that it said is heard."""
+        """An end of the other one shows once all that it sent is read."""
         try:
             self.socket.sendall(json.dumps(told).encode() + b"\n")
         except OSError as error:
@@ -145,7 +145,7 @@ class Rendezvous:
     def exchange(
         self, mine: object, answer: Callable[[list[Any]], Any], seconds: float = ROUND_SECONDS
     ) -> Any:
-        """What the first node's `answer` makes of what each tells, in their order.
+        """The first node's `answer` to the facts of all, in their order.
 
         All call it together. Raises RendezvousFailure on all where one of them leaves or hangs.
         """
@@ -189,10 +189,7 @@ class Rendezvous:
             link.socket.close()
 
     def _steps(self, seconds: float, why: Callable[[], str]) -> Iterator[None]:
-        """Goes on for so many seconds, and says now and then for whom.
-
-        Raises RendezvousFailure, StopWaiting.
-        """
+        """Waits so many seconds, naming the missing. Raises RendezvousFailure, StopWaiting."""
         start, (said, again) = time.monotonic(), PATIENCE
         while (past := time.monotonic() - start) < seconds:
             if self.stopped():
@@ -259,7 +256,7 @@ class Rendezvous:
             raise RendezvousFailure(f"{known[node]} and {host} both say that they are node {node}")
 
     def _number(self) -> None:
-        """Tell each which node it is, and of how many; those that are over are let go."""
+        """Send each its number, and of how many; those that are over are let go."""
         self.links.sort(key=lambda link: link.node)
         here = 1 + len(self.links)
         if here < self.nodes:
@@ -322,10 +319,7 @@ class Rendezvous:
 
 
 def _heard(link: Link) -> dict[str, Any] | None:
-    """What has come from a node, None until it is whole.
-
-    Raises RendezvousFailure where it has gone.
-    """
+    """What a node sent, None until it is whole. Raises RendezvousFailure where it has gone."""
     try:
         return link.read()
     except ConnectionError:

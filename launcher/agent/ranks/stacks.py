@@ -39,7 +39,7 @@ class Frame:
 
     @property
     def place(self) -> str:
-        """The file's name and the line, as told to people."""
+        """The file's name and the line, as people read them."""
         return f"{os.path.basename(self.file)}:{self.line}"
 
     @property

@@ -84,7 +84,7 @@ class RankPosition:
 
     @property
     def key(self) -> tuple[Activity, str]:
-        """What ranks have in common that are there; told without the line of a library."""
+        """What ranks have in common that are there; without the line of a library."""
         short = self._from or not self.frame
         return self.kind, f"{self.what}{self._from}{self.pending}" if short else self.told
 
@@ -147,7 +147,7 @@ def conclude(places: Mapping[int, RankPosition], records: flight.Records, *, who
 
 
 def _late(places: Mapping[int, RankPosition], late: Sequence[flight.LaggingRank]) -> str:
-    """The ranks that are behind by the flight records, each told once, and who waits for them."""
+    """The ranks that are behind by the flight records, each once, and who waits for them."""
     told: dict[int, str] = {}
     for behind in late:
         at = f" ({_alone(places[behind.rank])})" if behind.rank in places else ""

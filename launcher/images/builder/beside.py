@@ -94,10 +94,7 @@ def folder(image: str, site: Settings) -> Path:
 
 
 def keep(made: ImageRecord, packages: Mapping[str, str], site: Settings) -> None:
-    """Write provenance, SBOM and all `packages` of an image, the base's too, beside it.
-
-    Each file is whole or not there.
-    """
+    """Write provenance, SBOM and all `packages` of an image beside it, each whole or not at all."""
     from launcher.images.builder.sbom import sbom
 
     statement = json.dumps(attest.provenance(made), indent=2, sort_keys=True) + "\n"
@@ -134,10 +131,7 @@ def is_kept(image: str, site: Settings) -> bool:
 
 
 def packages(image: str, site: Settings) -> dict[str, str] | None:
-    """The Python packages of the image with this ID, versions by normalised names.
-
-    None where nothing of use says so.
-    """
+    """An image's Python packages: versions by normalised names, None where they aren't known."""
     try:
         text = files.read_regular(folder(image, site) / PACKAGES, LARGEST)
         found = _fitting(_Packages, _parsed(text), PACKAGES)

@@ -189,7 +189,7 @@ def notes(
 def claims(
     image: RebuildSubject, rebuilt: RebuildSubject, base: RebuildSubject, epoch: int
 ) -> RebuildClaims:
-    """What is claimed of two images; epoch: seconds since 1970, the time a build is told to write.
+    """What is claimed of two images; epoch: seconds since 1970, the time that a build has to write.
 
     BuildKit and podman write it, each in its own way. The classic builder doesn't, nor into the
     layers; nor does BuildKit of engines before 23 into an image that can't be mended afterwards.
@@ -235,7 +235,7 @@ class Verification:
     ) -> bool:
         """Whether an image is what the lock gives, as far as its builders let it be claimed.
 
-        What is built for it is removed afterwards, or kept under the name that is told. Raises
+        What is built for it is removed afterwards, or kept under the name that is printed. Raises
         BuildError, UsageError or EngineError where it can't be built again.
         """
         if diffoscope and not shutil.which("diffoscope"):
@@ -312,7 +312,7 @@ class Comparison:
     tell: Tell
 
     def compare(self, diffoscope: bool) -> bool:
-        """Tell how the two compare; whether all that is claimed is the same."""
+        """Print how the two compare; whether all that is claimed is the same."""
         added = self._added()
         both = (self.image, self.rebuilt)
         wheels = [_wheel(box) for box in self.boxes]
@@ -356,7 +356,7 @@ class Comparison:
     def _files(
         self, added: tuple[Sequence[str], Sequence[str]], diffoscope: bool
     ) -> list[Difference]:
-        """Tell where the added layers part, by file; all differences in what is claimed."""
+        """Print where the added layers part, by file; all differences in what is claimed."""
         read: dict[str, Layer] = {}
         for image, layers in zip((self.image, self.rebuilt), added, strict=True):
             read |= self._read(image, {*layers} - {*read})
@@ -404,7 +404,7 @@ class Comparison:
                         there = copy_out(box, path, file)
                     if not there:
                         target.unlink()
-            # Modes and owners are told by us; times are those of the copies made here.
+            # Modes and owners are ours; times are those of the copies made here.
             command = ["diffoscope", "--exclude-directory-metadata=recursive", "--text", "-"]
             command += ["image", "rebuilt"]
             with subprocess.Popen(command, cwd=folder, stdout=PIPE, stderr=PIPE) as process:

@@ -194,7 +194,7 @@ def _put_commit(folder: Path, one: Commit, progress: Progress) -> BundleFile:
 
 
 def _with_tag(names: Iterable[str]) -> tuple[str, ...]:
-    """Those of the names that an engine can be told, which are no digests."""
+    """The names that an engine takes: no digests."""
     parsed = (parse_reference(name) for name in sorted(names) if "@" not in name)
     return tuple(f"{one.name}:{one.target}" for one in parsed)
 

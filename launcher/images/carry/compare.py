@@ -33,7 +33,7 @@ class Difference:
 
     @property
     def rank(self) -> tuple[int, bool, str]:
-        """What tells most comes first: content, then modes and owners, then times; last a folder.
+        """The most important first: content, then modes and owners, then times; last a folder.
 
         Of files with other content, those that only follow from others come later.
         """
@@ -56,7 +56,7 @@ class Difference:
 def differences(
     image: Iterable[Layer], rebuilt: Iterable[Layer], times: bool = True
 ) -> list[Difference]:
-    """All paths that aren't the same in both images' layers, what tells most first.
+    """All paths that aren't the same in both images' layers, the most important first.
 
     Layers come lowest first; what one takes away is a `removed` entry. Without
     `times`, neither times nor the names of owners count: the classic builder writes its own.

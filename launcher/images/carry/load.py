@@ -89,7 +89,7 @@ def load(
             f"{folder}: isn't the expected image; nothing was loaded\n"
             f"  expected: {expected}\n"
             f"  there:    {listing.image}, manifest {listing.manifest}",
-            "Compare the digest with what `image save` said.",
+            "Compare the digest with the one that `image save` printed.",
         )
     names = tuple(name for name in listing.names if all_tags or name.startswith(OURS))
     if listing.names and not names:

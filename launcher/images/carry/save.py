@@ -147,10 +147,10 @@ def _write_begun(folder: Path, begun: SaveProgress) -> None:
 
 
 def _read_begun(folder: Path) -> SaveProgress:
-    """What an earlier save, complete or not, has left to know it by; nothing where none can tell.
+    """What an earlier save, complete or not, has left to know it by; nothing where none is there.
 
     A complete one's ID is that of its configuration, which engines with containerd's store don't
-    know it by: there its names alone tell.
+    know it by: there only its names are known.
     """
     with suppress(OSError, ValueError):
         text = read_small(folder, f"{INCOMING}/{BEGUN}", layout.LARGEST_LISTING)
@@ -184,7 +184,7 @@ def write_blob(
 ) -> Blob:
     """Read `size` bytes of a blob into its file of the layout in `folder`.
 
-    packing: how the media type tells that a layer comes packed, "" for one that isn't a layer's;
+    packing: the part of a media type of a packed layer, "" for one that isn't a layer's;
     what is None is packed here
     """
     whole, content, length = hashlib.sha256(), hashlib.sha256(), 0
@@ -221,7 +221,7 @@ def _shown(progress: Progress, member: Member) -> Iterator[Seen]:
 
 
 def _packing(file: io.BufferedReader) -> str | None:
-    """How a blob's media type tells that it comes packed, as from engines with containerd's store.
+    """How a blob is packed, by its media type, as from engines with containerd's store.
 
     Nothing for a configuration, which stays as it is, and None for a layer that isn't packed.
     """

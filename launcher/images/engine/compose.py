@@ -20,10 +20,7 @@ PACKAGE, SUITE = "docker-compose", "trixie"
 
 
 def compose(client: DockerClient) -> list[str]:
-    """The beginning of a compose command line; run it in `cli_environment`.
-
-    Raises EngineError where there is none.
-    """
+    """The beginning of a compose command, for `cli_environment`. EngineError: there is none."""
     own, plugin = private_file(client, "usr"), private_file(client, PLUGIN)
     candidates = [[str(plugin)]] if plugin else []
     candidates += [[docker, "compose"]] if (docker := shutil.which("docker")) else []

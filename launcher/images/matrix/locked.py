@@ -102,7 +102,7 @@ class LockedImage(StrictMatrix):
 
 
 class Lock(StrictMatrix):
-    """matrix.lock as a whole. An image that no registry told has no entry in `images`."""
+    """matrix.lock as a whole. An image that no registry answered for has no entry in `images`."""
 
     images: dict[Reference, LockedImage] = Field(default_factory=dict)
     needs: dict[Abi, LockedNeeds]

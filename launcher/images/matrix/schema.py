@@ -168,7 +168,7 @@ class Extension(StrictMatrix):
 
     submodules: of the repository, those that it is compiled with: folder to address; package: its
     name as Python has it; modules: the compiled modules that must be in its wheel; options,
-    environment: of setup.py; modules_at_once: the variable by which that is told how many modules
+    environment: of setup.py; modules_at_once: the variable that gives it the number of modules
     to compile at a time, where it can compile several
     """
 
@@ -241,7 +241,7 @@ class Row(StrictMatrix):
     `packages` are Python packages the base lacks, such as CPU torch; `interpreter` is the Python
     that is added to a base without one; `extensions` are compiled there, for the GPUs of
     `architectures`. `extras` are packages and named sets that are resolved against all of that. An
-    `untried` row was never built, nor probed, by anybody who has said so here: it is built where it
+    `untried` row was never built, nor probed, as far as is recorded here: it is built where it
     is named, and no status is expected of it.
     """
 

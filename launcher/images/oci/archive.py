@@ -53,7 +53,7 @@ def entry(name: str, size: int, content: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def load_archive(client: DockerClient, chunks: Iterator[bytes]) -> str:
-    """Have an engine load an archive of one image without a name; the ID that it tells.
+    """Have an engine load an archive of one image without a name; the ID that it reports.
 
     Raises EngineError where it refuses, or states none.
     """
@@ -69,7 +69,7 @@ def load_archive(client: DockerClient, chunks: Iterator[bytes]) -> str:
         raise _refused(getattr(error, "explanation", None) or error) from error
     named = re.search(rf"Loaded image(?: ID)?: ({DIGEST})", "".join(said))
     if named is None:
-        raise EngineError(f"the engine doesn't tell what it loaded: {''.join(said).strip()}")
+        raise EngineError(f"the engine doesn't report what it loaded: {''.join(said).strip()}")
     return named[1]
 
 

@@ -34,10 +34,7 @@ class ChunkStream:
 
 
 def taken(source: IO[bytes], size: int, seen: Seen) -> Iterator[bytes]:
-    """The next `size` bytes of a file, with how many to `seen` at each block.
-
-    Raises EOFError where it has fewer.
-    """
+    """The next `size` bytes, each block's count to `seen`. EOFError: there are fewer."""
     for at in range(0, size, BLOCK):
         wanted = min(BLOCK, size - at)
         block = source.read(wanted)
@@ -55,8 +52,7 @@ def hashed(blocks: Iterable[bytes], sha256: hashlib._Hash) -> Iterator[bytes]:
 
 
 def read_listed(folder: Path, path: str, size: int, seen: Seen = lambda _: None) -> Iterator[bytes]:
-    """The `size` bytes of a file in a folder that came from elsewhere; `seen` is told how many at
-    each block.
+    """The `size` bytes of a file in a folder from elsewhere; `seen` gets the bytes of each block.
 
     Raises OSError for one of another size, and as `files.open_foreign`.
     """

@@ -57,7 +57,7 @@ def find_image(client: DockerClient, name: str) -> dict[str, Any] | None:
 
 
 def tags_of(told: Mapping[str, Any]) -> list[str]:
-    """The names with a tag of an image, as an engine tells of it."""
+    """The names with a tag of an image, as an engine reports them."""
     return [name for name in told.get("RepoTags") or [] if name != "<none>:<none>"]
 
 

@@ -138,10 +138,9 @@ FilesT = TypeVar("FilesT", bound=Files)
 class Listing(Files):
     """All that is in a saved image's folder.
 
-    image: the sha256 of the image's configuration, which is its ID in most engines
-    manifest: the digest of the OCI manifest
-    base: of a thin image, what it leaves out
-    split: of an earlier version, the blobs that lie in parts; empty since
+    image: the sha256 of the image's configuration, which is its ID in most engines manifest: the
+    digest of the OCI manifest base: of a thin image, what it leaves out split: of an earlier
+    version, the blobs that lie in parts; empty since
     """
 
     format: Literal[1]

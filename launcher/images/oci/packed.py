@@ -3,7 +3,7 @@
 What is packed is the same bytes on any machine: zstd makes them so with any number of threads
 (https://github.com/facebook/zstd/blob/dev/lib/zstd.h, ZSTD_c_nbWorkers), and its version is locked.
 Where Python has a zstd of its own, that may be another version, or one without threads, of which
-other bytes come. They are one frame, whose header tells how many bytes are in it.
+other bytes come. They are one frame, whose header has the number of bytes in it.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def unpack(digest: str, blocks: Iterator[bytes]) -> tuple[int, Iterator[bytes]]:
     except zstd.ZstdError:
         raise _other(digest, "it doesn't begin as zstd does") from None
     if size is None:
-        raise _other(digest, "it doesn't tell its size")
+        raise _other(digest, "its size isn't stated")
     return size, _unpacked(digest, size, chain([head], blocks))
 
 

@@ -82,7 +82,7 @@ def describe_pull_failure(reference: str, error: Exception) -> EngineError:
 
 
 def refusal(reference: str, fault: PullCause, said: str, who: str = "the registry") -> EngineError:
-    """The error for a user who can't have `reference`, with the first line of what `who` said."""
+    """The error for a user who can't have `reference`, with the first line of `who`'s output."""
     lines = said.strip().splitlines()
     detail = f"\n  {who} says: {lines[0]}" if lines else ""
     return EngineError(f"{reference}: {fault.value}{detail}", _remedy(reference, fault))

@@ -200,7 +200,7 @@ def _named(platform: _Platform) -> str:
 
 @contextmanager
 def talking(reference: str) -> Iterator[RegistrySession]:
-    """Talk to the registry of `reference`; what goes wrong on the way is told as EngineError."""
+    """Talk to the registry of `reference`; what goes wrong on the way is an EngineError."""
     import requests
 
     where = parse_reference(reference)
@@ -243,7 +243,7 @@ class RegistrySession:
 
     def _compare(self, what: str, written: int | None, found: int | None) -> None:
         if None not in (written, found) and written != found:
-            raise self.wrong(f"has {found} bytes of {what}, which is said to have {written}")
+            raise self.wrong(f"has {found} bytes of {what}, {written} were announced")
 
     def parsed(self, answer: RegistryAnswer) -> RegistryDocument:
         """The JSON object in an answer."""
@@ -271,14 +271,12 @@ class RegistrySession:
         for expected in {called, target if re.fullmatch(DIGEST, target) else digest}:
             if expected != digest:
                 raise self.wrong(
-                    f"sends other bytes than it says\n  said: {expected}\n  sent: {digest}"
+                    f"sends other bytes than it announced\n  announced: {expected}\n"
+                    f"  sent: {digest}"
                 )
 
     def ask(self, method: str, path: str) -> RegistryAnswer:
-        """An answer about the repository.
-
-        The registry is asked again with a token where it wants one, or another.
-        """
+        """An answer about the repository; asked again with a token where the registry wants one."""
         headers = {"Accept": ", ".join((*INDEXES, *MANIFESTS))}
         send = partial(self._whole, method, f"{self.address}/{path}", headers=headers)
         answer = send()

@@ -25,7 +25,7 @@ BLOB = re.compile(r"/layer\.tar$|^blobs/sha256/|^[0-9a-f]{64}\.(json|tar)$")
 class Member:
     """A blob in a stream of `docker save`: its name there, its bytes, and which one it is.
 
-    diff_id: the layer that it is for certain, told before it is read, or None
+    diff_id: the layer that it is for certain, known before it is read, or None
     guess: the digest that it has in all likelihood, or None
     """
 
@@ -113,10 +113,7 @@ class SavedImage:
 
 @contextmanager
 def stream_errors(name: str, remedy: str) -> Iterator[None]:
-    """An engine that ends the stream of an image early, or gives something else, is told as such.
-
-    Raises EngineError with `remedy`.
-    """
+    """Raise EngineError with `remedy` for an engine's image stream that is short or wrong."""
     try:
         yield
     except engine_errors(EOFError, tarfile.TarError, ValueError, KeyError) as error:

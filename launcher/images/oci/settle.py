@@ -56,7 +56,7 @@ def settle(client: DockerClient, image: str, base: str, epoch: int) -> str:
 def with_layers(history: Sequence[dict[str, Any]], layers: int) -> list[bool] | None:
     """For each step of a history, whether it made a layer; None where that isn't known.
 
-    The engine tells the size of each step, and a step without size may have made an empty layer.
+    The engine reports the size of each step, and a step without size may have made an empty layer.
     """
     made = [step["Size"] > 0 for step in history]
     if sum(made) < layers:

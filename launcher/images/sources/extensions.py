@@ -17,10 +17,7 @@ from launcher.images.sources import source
 
 @dataclass(frozen=True)
 class ExtensionSource:
-    """One extension's locked source.
-
-    repositories: git directories by the submodule's folder, its own under ""
-    """
+    """One extension's locked source. repositories: git folders by submodule, its own under ""."""
 
     name: str
     wanted: Extension

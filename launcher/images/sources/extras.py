@@ -86,8 +86,8 @@ def settled(
 ) -> Recipe:
     """The recipe with its extras' pins: those of a lock that holds, else resolved now and kept.
 
-    look: tells what they are put on; None where nobody can, and a lock is taken as it is. Raises
-    BuildError as `resolve_lock` does, and where there is neither.
+    look: returns what they are put on; None where that isn't known, and a lock is taken as it is.
+    Raises BuildError as `resolve_lock` does, and where there is neither.
     """
     if not made.extras.packages:
         return made

@@ -102,10 +102,7 @@ def archive(wanted: Interpreter, site: Settings) -> Path:
 
 
 def save(url: str, path: Path, **how: Any) -> str:
-    """Write what a server has at an address to `path`; its content type. Raises OSError.
-
-    how: options of requests
-    """
+    """Write an address to `path`; its content type. how: requests' options. Raises OSError."""
     import requests
 
     with requests.get(url, stream=True, timeout=ANSWER_WITHIN, **how) as answer:

@@ -80,7 +80,7 @@ class StartImages:
 
     @cached_property
     def own_platform(self) -> str:
-        """What the engine pulls images for unless it is told otherwise: linux/amd64."""
+        """The platform that the engine pulls images for by default: linux/amd64."""
         version = self.client.version()
         return f"{version['Os']}/{version['Arch']}"
 
@@ -90,7 +90,7 @@ class StartImages:
         return platform_of(found) if found else self.own_platform
 
     def _named(self, reference: str, wanted: str, platform: str) -> StartImage:
-        """The image that a name stands for just now; told loudly where that isn't the locked one.
+        """The image that a name stands for just now; a warning where that isn't the locked one.
 
         A user's own choice is pulled under its own name, the matrix's from a mirror of it.
         """
@@ -179,7 +179,7 @@ class StartImages:
 def _image(
     found: dict[str, Any], name: str, asked: str, reference: str, locked: LockedImage | None
 ) -> StartImage:
-    """What an engine tells of an image that was asked for in place of the matrix's."""
+    """What an engine reports of an image that was asked for in place of the matrix's."""
     pinned = is_locked(found, locked)
     return StartImage(
         name,

@@ -213,7 +213,7 @@ def words_of(error: Exception) -> str:
 
 
 def _system(error: object) -> str:
-    """What the system said, somewhere among the errors that the SDK's is made of."""
+    """The system's error, among those that the SDK's is made of."""
     if isinstance(error, OSError) and isinstance(error.strerror, str):
         return error.strerror
     below = error.args if isinstance(error, BaseException) else error

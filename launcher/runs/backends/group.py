@@ -36,7 +36,7 @@ APART_SECONDS = 5.0
 
 FAILED_BY_ITSELF = re.compile(r"rank (\d+) exited")
 LOST = "Connection (closed|reset) by peer"
-"""In gloo's words, which don't tell the rank that says so."""
+"""In gloo's words, which don't name the rank that writes them."""
 
 STAMP = re.compile(r"^\d{4}-\d\d-\d\dT[\d:.]+Z ", re.MULTILINE)
 LONGEST_LINE = 1 << 16
@@ -50,10 +50,7 @@ def node_name(rank: int) -> str:
 
 @dataclass(frozen=True)
 class NodeState:
-    """What is known of a node.
-
-    `ended_at` is in seconds since 1970; `refused` is why one that hasn't started won't.
-    """
+    """A node's state. ended_at: seconds since 1970. refused: why it won't start."""
 
     started: bool
     ended: ExitStatus | None = None
@@ -227,10 +224,10 @@ def _first_failure(states: Sequence[NodeState], log: Callable[[int], str]) -> Ex
 
 
 def failing_since(log: str, ended_at: float) -> float:
-    """When a node began to fail, to tell the first from those that failed for want of it.
+    """When a node began to fail, to find the first among those that failed because of it.
 
     By the runner's line on its first rank: nodes may end in another order. A rank that says that it
-    lost another one counts as later, and a node that tells of another's failure last. A node
+    lost another one counts as later, and a node that reports another's failure last. A node
     without such a line didn't fail but was ended, and missed by others before its end was seen, so
     that counts as earlier.
     """
@@ -287,10 +284,7 @@ def labelled(rank: int, pieces: Iterator[OutputPiece]) -> Iterator[OutputPiece]:
 def joined(
     outputs: Sequence[Iterator[OutputPiece]], look: Callable[[], None]
 ) -> Iterator[OutputPiece]:
-    """The pieces of all nodes as they come; meanwhile `look` is called every POLL_SECONDS.
-
-    Raises what an output raises.
-    """
+    """The pieces of all nodes as they come; `look` is called meanwhile. Raises as their outputs."""
     pieces: queue.SimpleQueue[OutputPiece | Exception | None] = queue.SimpleQueue()
 
     def read(output: Iterator[OutputPiece]) -> None:

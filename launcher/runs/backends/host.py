@@ -102,10 +102,7 @@ class SchedulerQuery:
         raise NotImplementedError
 
     def fresh(self: Answer, age: float = ASK_SECONDS) -> Answer:
-        """What was said `age` seconds ago at most: each node may have a thread.
-
-        Raises ConnectionLost.
-        """
+        """An answer of `age` seconds ago at most. Raises ConnectionLost."""
         with self.lock:
             if time.monotonic() - self.asked_at >= age:
                 try:
@@ -120,7 +117,7 @@ class SchedulerQuery:
         self.asked_at = -ASK_SECONDS
 
     def tell(self, text: str) -> None:
-        """Tell people, once."""
+        """Warn, once."""
         if text not in self.told:
             self.told.add(text)
             tell(text)
@@ -183,7 +180,7 @@ class PolledJob:
 
 @dataclass
 class FolderJob(PolledJob):
-    """A run and its folder, whose files tell of it."""
+    """A run and its folder, whose files have its state."""
 
     folder: Path
 

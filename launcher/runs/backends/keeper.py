@@ -24,7 +24,7 @@ PROCESS, STDOUT, STDERR, CODE, LOST = "process.json", "stdout", "stderr", "code"
 FILES = (PROCESS, STDOUT, STDERR, CODE, LOST)
 NEW = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
 ROOM = 256
-"""Bytes of the disk that are kept for the exit code, and for what is said of lost output."""
+"""Bytes of the disk that are kept for the exit code, and for the report of lost output."""
 
 CHUNK = 1 << 20
 """At least what a pipe holds."""
@@ -151,7 +151,7 @@ def machine() -> str:
 
 
 def identity(pid: int) -> tuple[int, str]:
-    """A process, told from any later one of its number by its start, in the kernel's ticks."""
+    """A process by its number and its start, in the kernel's ticks: numbers are used again."""
     return pid, _stat(pid)[STARTED]
 
 

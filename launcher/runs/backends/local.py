@@ -114,7 +114,7 @@ def _visible(environ: Mapping[str, str]) -> list[str]:
 
 
 def show(plan: Plan, asked: ProcessRequest) -> str:
-    """The request of `plan` as commands that work when pasted into a shell; secrets aren't told."""
+    """The request of `plan` as commands that work when pasted into a shell, without secrets."""
     before = [["cd", "--", asked.cwd]] if asked.cwd else []
     known = {name: value for name, value in asked.env.items() if not is_secret(name, value)}
     words = ["env", *(shlex.quote(f"{name}={known[name]}") for name in sorted(known))]

@@ -75,7 +75,7 @@ https://docs.nvidia.com/deploy/cuda-compatibility/forward-compatibility.html
 """
 
 PRIVATE_SHM = 64 << 20
-"""Bytes of a container's own /dev/shm where nothing else is said: docker run, --shm-size."""
+"""Default bytes of a container's own /dev/shm: docker run, --shm-size."""
 
 SHM = 1 << 30
 """Bytes of /dev/shm that NVIDIA asks for with NCCL in a container, `--shm-size=1g`.
@@ -90,7 +90,7 @@ SHM_SEGMENT = 4 << 20
 def preflight(
     run: Resolved, plan: Plan, machine: Machine, cuda: str | None = None
 ) -> list[Finding]:
-    """All that is wrong with a run on a machine; what `machine` doesn't tell isn't checked."""
+    """All that is wrong with a run on a machine; what `machine` doesn't know isn't checked."""
     config, origin = _with_rest(run.config, plan), run.origin
     found: list[Finding] = []
     if plan.gpus.count:
@@ -161,7 +161,7 @@ def gpus_are_given(engine: Engine | None) -> Iterator[Finding]:
     sure = engine.gpus is False
     yield Finding(
         "the engine has neither NVIDIA's runtime nor CDI devices"
-        + ("" if sure else ", as far as it tells"),
+        + ("" if sure else ", as far as it reports"),
         "Without the NVIDIA Container Toolkit it can't give GPUs to a container.",
         "Install the toolkit on its machine, run `nvidia-ctk runtime configure --runtime=docker`,"
         " and restart the engine; or use --gpus 0.",

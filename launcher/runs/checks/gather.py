@@ -48,6 +48,9 @@ SYSTEM = "/usr/bin"
 SHM = "/dev/shm"  # noqa: S108 - the place itself
 NVIDIA_DEVICE = "nvidia.com/gpu"
 GPU_FIELDS = "index,uuid,name,memory.total,memory.used,compute_cap,driver_version"
+DRIVERS = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
+"""One is there wherever a GPU can be used: NVIDIA's driver, that of Windows' Linux, and AMD's."""
+
 USE_FIELDS = "gpu_uuid,pid,used_memory"
 
 
@@ -59,7 +62,7 @@ def engine_of(chosen: Backend) -> APIClient | None:
 def machine(api: APIClient | None, *, gpus: bool = True) -> Machine:
     """The machine alone; `api` is that of the engine which runs are for, None without one.
 
-    Of an engine elsewhere, or in a virtual machine, only what it tells itself. The driver, which
+    Of an engine elsewhere, or in a virtual machine, only what it reports itself. The driver, which
     may take a second for each answer, is asked while the engine is.
     """
     with ThreadPoolExecutor() as pool:
@@ -70,6 +73,8 @@ def machine(api: APIClient | None, *, gpus: bool = True) -> Machine:
     if found and not found.local:
         return Machine(engine=found)
     there = listed.result() if listed else None
+    if there is None and here and not (api or any(map(os.path.exists, DRIVERS))):
+        there = ()
     return Machine(
         gpus=there,
         uses=uses.result() if uses and there else (),
@@ -101,7 +106,7 @@ def visible(asked: Gpus, chosen: Backend) -> tuple[Gpu, ...]:
 
 
 def nvidia_uses() -> tuple[Use, ...]:
-    """The processes that compute on them, as far as the driver tells."""
+    """The processes that compute on them, as far as the driver lists them."""
     rows = _nvidia_smi(f"--query-compute-apps={USE_FIELDS}") or []
     return tuple(
         Use(row[0], int(row[1]), _of_mib(row[2]))
@@ -170,7 +175,7 @@ def _visible(there: tuple[Gpu, ...] | None) -> tuple[Gpu, ...] | None:
 
 
 def engine(api: APIClient) -> Engine:
-    """What the engine tells of itself."""
+    """What the engine reports about itself."""
     info: dict[str, Any] = api.info()
     unix, path = str(api.base_url) == LOCAL, _socket_path(api)
     options = info.get("SecurityOptions") or []
@@ -207,7 +212,7 @@ def _gives_gpus(info: Mapping[str, Any], devices: list[str], local: str | None) 
 
 
 def _path_of(listener: str) -> str:
-    """PATH of the process that listens at a socket; "" where it can't be told."""
+    """PATH of the process that listens at a socket; "" where that isn't known."""
     with suppress(OSError):
         variables = (_process(listener) / "environ").read_bytes().split(b"\0")
         return next((os.fsdecode(one[5:]) for one in variables if one.startswith(b"PATH=")), "")
@@ -215,7 +220,7 @@ def _path_of(listener: str) -> str:
 
 
 def _process(listener: str) -> Path:
-    """What the kernel tells of the process that listens at a socket. Raises OSError."""
+    """The kernel's view of the process that listens at a socket. Raises OSError."""
     with socket.socket(socket.AF_UNIX) as probe:
         probe.settimeout(5)
         probe.connect(listener)
@@ -311,7 +316,7 @@ def _identity(plan: Plan, found: Engine | None) -> RunUser | None:
 def may(path: str, who: RunUser | None, access: int) -> bool:
     """Whether `who` has `access` (os.R_OK, W_OK, X_OK) to a file; None is not looked into.
 
-    Where an access control list rules, only its owner can be told; others pass.
+    Where an access control list rules, only its owner is checked; others pass.
     """
     if who is None or who.uid == 0:
         return True
@@ -360,7 +365,7 @@ def _dataset(prefix: str, who: RunUser | None) -> Dataset:
     except (FileNotFoundError, PermissionError):
         return Dataset(
             prefix, ""
-        )  # told by launcher.runs.follow.files, or for the run's user to read
+        )  # reported by launcher.runs.follow.files, or for the run's user to read
     except OSError as error:
         return Dataset(prefix, f"{error.filename}: {error.strerror}")
 

@@ -1,7 +1,4 @@
-"""What was found out about a machine, and the findings of its checks.
-
-None, or nothing, is what couldn't be told.
-"""
+"""Facts about a machine, and the findings of checks. None, or nothing, is what isn't known."""
 
 from __future__ import annotations
 
@@ -34,7 +31,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU as nvidia-smi lists it; memory in bytes, a total of 0 where it tells none."""
+    """A GPU as nvidia-smi lists it; memory in bytes, a total of 0 where it lists none."""
 
     index: int
     uuid: str
@@ -55,7 +52,7 @@ def find_gpu(device: str, there: Sequence[Gpu]) -> Gpu | None:
 
 @dataclass(frozen=True)
 class Use:
-    """A process that computes on a GPU; `memory` in bytes, None where the driver doesn't tell."""
+    """A process that computes on a GPU; `memory` in bytes, None where the driver has none."""
 
     gpu: str
     pid: int
@@ -97,7 +94,7 @@ class SavedCheckpoints:
     """The checkpoints in a folder: the newest complete one's iteration, and the broken newer ones.
 
     `broken` holds (folder, problem) of those newer than `newest`, oldest first; `options` are what
-    the run that began its line was told, where that has a record here.
+    the run that began its line had, where that has a record here.
     """
 
     newest: int | None
@@ -120,7 +117,7 @@ class Folder:
 
 @dataclass(frozen=True)
 class Machine:
-    """The machine that a run is for, as far as could be told from here.
+    """The machine that a run is for, as far as it is known here.
 
     gpus: those of the driver, in its order; empty where the driver has none
     shm: bytes of /dev/shm; memlock: bytes that may be locked, UNLIMITED, or None

@@ -19,7 +19,7 @@ NAME = "nodes"
 
 @dataclass(frozen=True)
 class Node:
-    """What a node tells of itself; `misled` are variables of ranks, and why they are wrong."""
+    """A node's facts; `misled` are variables of ranks, and why they are wrong."""
 
     host: str
     address: str

@@ -51,7 +51,7 @@ def _engine(engine: Engine | None) -> Iterator[Line]:
     kind = "rootless" if engine.rootless else "rootful"
     yield Line("engine", OK, f"{engine.version} at {engine.host}, {kind}, cgroup {engine.cgroup}")
     if not engine.local:
-        yield Line("machine", OK, "the engine is elsewhere: only what it tells itself is below")
+        yield Line("machine", OK, "the engine is elsewhere: only what it reports itself is below")
 
 
 def _gpus(machine: Machine, cuda: str | None, asked: Gpus | None) -> Iterator[Line]:
@@ -97,7 +97,7 @@ def _memory(machine: Machine) -> Iterator[Line]:
             mend = f"mount -o remount,size=8g {SHM}: NVIDIA asks for 1024 MiB"
             yield Line(SHM, state, text, mend)
     if machine.memlock is None:
-        yield Line("memlock", OK, "the engine tells when it is asked; a run goes on without")
+        yield Line("memlock", OK, "the engine reports it when it is asked; a run goes on without")
     elif machine.memlock == UNLIMITED:
         yield Line("memlock", OK, "unlimited")
     else:

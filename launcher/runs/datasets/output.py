@@ -44,9 +44,8 @@ def writing(target: Path) -> Iterator[None]:
 def alone(written: Sequence[Path], stack: ExitStack) -> list[PendingFile]:
     """New files for this job alone, that will be `written`; `stack` removes and closes them.
 
-    Raises OutputBusy where another job writes one, UsageError where a folder isn't there or a
-    name is that of something else than a file, ForeignFileError where other users write in the
-    folder.
+    Raises OutputBusy where another job writes one, UsageError where a folder isn't there or a name
+    is that of something else than a file, ForeignFileError where other users write in the folder.
     """
     for target in written:
         if not target.parent.is_dir():

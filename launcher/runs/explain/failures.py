@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from itertools import accumulate
@@ -18,14 +18,14 @@ from typing import Any
 import yaml
 
 from launcher.base.yamlfile import Loader
-from launcher.runs.explain import refusals
+from launcher.runs.explain import anchors, refusals
 from launcher.runs.explain.loglines import LogLine, Words, by_source
 from launcher.runs.explain.logreader import LogReader
 from launcher.runs.plan.job import EndCause
 
 KNOWN = Path(__file__).with_name("known")
 KINDS = ("cause", "request", "report", "summary")
-"""What a row tells of, what outranks others first.
+"""What a row describes, what outranks others first.
 
 request: somebody asked for the end; where something failed before, it is a report. report: ranks
 write it as well when another, or another node, has failed. summary: only that something has.
@@ -57,17 +57,16 @@ COMMAND = re.compile(r"`([^`]+)`")
 
 @dataclass(frozen=True)
 class Failure:
-    """A row of known/FAMILY.yaml: a failure, and how a log tells of it.
+    """A row of known/FAMILY.yaml: a failure, and how a log shows it.
 
     name: what failed, in a few words. cure: what mends it. source: threads that report it, or who
-    writes it. since: the first release that writes one of its texts, as its sources tell; `any`
+    writes it. since: the first release that writes one of its texts, by its sources; `any`
     where all do that the matrix has. says: regular expressions (MULTILINE) of lines without their
     prefixes; one is in its output. who: whose words they are (loglines.SPEAKERS), "" for anybody's.
     kind: one of KINDS. raised: an expression of where Megatron raises what is else unknown
-    (refusals.py). prevented: what keeps it from happening, or tells of it before the start.
-    cause: the end that alone tells it, where nothing was written (EndCause). sets: KEY=VALUE that
-    `resume` has to set, so that it does not fail so again. of_node: whether it is a fault of the
-    machine that writes it.
+    (refusals.py). cause: the end that shows it alone, where nothing was written (EndCause). sets:
+    KEY=VALUE that `resume` has to set, so that it does not fail so again. of_node: whether it is a
+    fault of the machine that writes it.
     """
 
     name: str
@@ -79,7 +78,6 @@ class Failure:
     who: str = ""
     kind: str = KINDS[0]
     raised: str = ""
-    prevented: str = ""
     cause: str = ""
     sets: str = ""
     of_node: bool = False
@@ -92,7 +90,7 @@ class Failure:
 
 @dataclass(frozen=True)
 class FailureSign:
-    """A known failure that a log shows, and the lines that do; None where the end tells it.
+    """A known failure that a log shows, and the lines that do; None where the end shows it.
 
     said: the last of them. first: the number of the first. kind: its row's, or `report` for a
     request that came after a failure.
@@ -105,7 +103,7 @@ class FailureSign:
 
     @property
     def lines(self) -> list[str]:
-        """What to tell of it."""
+        """The lines to print."""
         quoted = f": {self.said.text}" if self.said else ""
         return [f"cause: {self.failure.name}{quoted}", f"cure: {self.failure.cure}"]
 
@@ -115,13 +113,18 @@ def table() -> tuple[Failure, ...]:
     """All that are known, by family."""
     files = sorted(KNOWN.glob("*.yaml"))
     texts = [yaml.load(file.read_bytes(), Loader) for file in files]  # noqa: S506
-    return tuple(Failure(**row, family=text["family"]) for text in texts for row in text["rows"])
+    rows = (
+        {**row, "says": tuple(row["says"]), "family": text["family"]}
+        for text in texts
+        for row in text["rows"]
+    )
+    return tuple(Failure(**row) for row in rows)
 
 
 @cache
-def patterns() -> tuple[tuple[Failure, re.Pattern[str]], ...]:
-    """Each with an expression of what it says."""
-    return tuple((known, re.compile("|".join(known.says), re.MULTILINE)) for known in table())
+def pattern(known: Failure) -> re.Pattern[str]:
+    """An expression of what it says."""
+    return re.compile("|".join(known.says), re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -141,7 +144,7 @@ class Explanation:
 
     @property
     def lines(self) -> list[str]:
-        """What to tell of it: the cause, where it is said, the cure, what may be ignored."""
+        """The lines to print: the cause and its place, the cure, what may be ignored."""
         rest = self.signs[1:] or self.aftermath
         follows = [
             f"  {sign.failure.name}" + (f" ({sign.said.where})" if sign.said else "")
@@ -153,7 +156,7 @@ class Explanation:
             told = "; these lines look most like one:" if suspects else ", nor a line like one"
             return [f"no known cause{told}", *suspects, *after, *self._asking]
         first = self.signs[0]
-        said = [f"said: {first.said.where}: {first.said.text}"] if first.said else []
+        said = [f"log: {first.said.where}: {first.said.text}"] if first.said else []
         raised = [first.said.raised_by] if first.said and first.said.raised_by else []
         cause = [f"cause: {first.failure.name}", *said, *raised, f"cure: {first.failure.cure}"]
         return [*cause, *after]
@@ -213,14 +216,15 @@ def explain(log: Iterable[bytes], cause: EndCause = EndCause.ITSELF) -> Explanat
 
 
 def _find(lines: list[Words], signs: dict[str, FailureSign]) -> None:
-    """Add the failures that these lines tell of, and that none before them did."""
+    """Add the failures that these lines show, and that none before them did."""
     text = "\n".join(line.text for line in lines)
     starts = list(accumulate((len(line.text) + 1 for line in lines), initial=0))
-    for known, pattern in patterns():
+    parts = anchors.find(text, starts)
+    for known in table():
         sign = signs.get(known.name)
-        if sign is not None and sign.said is not None:
+        if known.name not in parts or (sign is not None and sign.said is not None):
             continue
-        for match in pattern.finditer(text):
+        for match in _matches(known, text, starts, parts[known.name]):
             first, last = (
                 bisect_right(starts, at) - 1 for at in (match.start(), max(0, match.end() - 1))
             )
@@ -230,8 +234,16 @@ def _find(lines: list[Words], signs: dict[str, FailureSign]) -> None:
                 break
 
 
+def _matches(
+    known: Failure, text: str, starts: list[int], parts: list[tuple[int, int]]
+) -> Iterator[re.Match[str]]:
+    """Where a row matches in these parts of a text, each its first and last line."""
+    for first, last in parts:
+        yield from pattern(known).finditer(text, starts[first], starts[last + 1] - 1)
+
+
 def _place(raised: list[LogLine], signs: dict[str, FailureSign]) -> None:
-    """Add the failures that the place tells of at which Megatron raises an unknown message."""
+    """Add the failures known by the place at which Megatron raises an unknown message."""
     told = [sign.said.line for sign in signs.values() if sign.said]
     for known in table():
         for said in raised if known.raised and known.name not in signs else ():
@@ -244,20 +256,24 @@ def _suspect(lines: list[Words], raised: dict[str, LogLine], loud: dict[str, Log
     """Add the lines that look like a first cause: of chained exceptions the first, and errors."""
     chained = False
     for index, line in enumerate(lines):
+        if len(raised) == SUSPECTS:
+            return
         chained = chained or bool(CHAINED.search(line.text))
-        is_raised = RAISED.search(line.text)
-        if ECHO.search(line.text) or not (is_raised or LOUD.search(line.text)):
+        is_raised = bool(RAISED.search(line.text))
+        if not is_raised and (len(loud) == SUSPECTS or not LOUD.search(line.text)):
+            continue
+        if ECHO.search(line.text):
             continue
         if is_raised and chained:
             chained = False
             continue
         chosen, kind = raised if is_raised else loud, re.sub(r"[\da-f]+", "", line.text)
-        if len(chosen) < SUSPECTS and kind not in chosen:
+        if kind not in chosen:
             chosen[kind] = _located(lines, index)
 
 
 def _located(lines: list[Words], index: int) -> LogLine:
-    """The line to quote, and where Megatron raises it, as far as its words or its stack tell."""
+    """The line to quote, and where Megatron raises it, by its words or its stack."""
     line = lines[index]
     if not RAISED.search(line.text):
         return line.quoted
@@ -314,4 +330,6 @@ def _extent(sign: FailureSign) -> int:
 
 
 def _is_known(said: LogLine) -> bool:
-    return bool(FAR.search(said.text)) or any(p.search(said.text) for _, p in patterns())
+    parts = anchors.find(said.text, [0, len(said.text) + 1])
+    known = (one for one in table() if one.name in parts)
+    return bool(FAR.search(said.text)) or any(pattern(one).search(said.text) for one in known)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import pairwise
+from typing import NamedTuple
 
 LONGEST_QUOTE = 160
 
@@ -105,16 +105,15 @@ class LogLine:
         return ", ".join(filter(None, (f"line {self.line}", self.node, rank, self.time)))
 
 
-@dataclass(frozen=True)
-class Words:
-    """What a line says: its number from 1, the line, its words alone, and which rank wrote it."""
+class Words(NamedTuple):
+    """A line: its number from 1, the whole line, its words alone, and which rank wrote it."""
 
     number: int
     raw: str
     text: str
     source: str = ""
 
-    @cached_property
+    @property
     def speaker(self) -> str:
         """Who says it: runner, nccl, ucx, scheduler, engine, kernel, shell or program."""
         text = self.text.lstrip()
@@ -142,7 +141,9 @@ def parse(number: int, raw: str) -> Words:
             break
         at, source = match.end(), source + (match["rank"] or "")
     text = raw[at + 1 :] if raw[at : at + 1] == " " else raw[at:]
-    return Words(number, raw, OLD_WARNING.sub(r"\1 NCCL WARN ", text, count=1), source)
+    if " WARN " in text:
+        text = OLD_WARNING.sub(r"\1 NCCL WARN ", text, count=1)
+    return Words(number, raw, text, source)
 
 
 def by_source(lines: list[Words]) -> list[Words]:

@@ -1,4 +1,4 @@
-"""Reads a log of any length in constant memory: the lines that tell of trouble, and of the run.
+"""Reads a log of any length in constant memory: the lines of trouble, and about the run.
 
 Of lines that differ in numbers and addresses alone, as 64 ranks write them, only the first is
 looked at.
@@ -11,14 +11,14 @@ from collections.abc import Iterable, Iterator
 
 from launcher.runs.explain.loglines import Words, parse
 
-LONGEST_LINE = 1 << 13
-"""Bytes of a line that are looked at: some expressions take time by the square of its length."""
+LONGEST_LINE = 1 << 11
+"""Bytes of a line that are read, half at its end: some expressions take the square of it."""
 
 PIECE = 1 << 21
 """Bytes of a log that are looked at together."""
 
 CONTEXT = 64
-"""Lines kept from the piece before, for what is said in several lines."""
+"""Lines kept from the piece before, for messages of several lines."""
 
 MOST_SEEN = 1 << 16
 """Kinds of lines that are remembered; beyond that they are looked at again."""
@@ -68,7 +68,7 @@ class LogReader:
         self.about: dict[str, str] = {}
 
     def windows(self) -> Iterator[tuple[list[Words], list[Words]]]:
-        """The lines of kinds not seen before that tell of trouble, and those kept before them."""
+        """The lines of trouble, of kinds not seen before, and those kept before them."""
         seen, before, first = set[int](), list[Words](), 1
         for piece in _pieces(self._log):
             kinds = piece.translate(None, DIGITS).split(b"\n")
@@ -110,16 +110,22 @@ def _pieces(log: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def _kept(piece: bytes, kinds: list[bytes], new: set[bytes], first: int) -> list[Words]:
-    """The lines of a kind not seen before that tell of trouble, each with its neighbours."""
+    """The lines of trouble, of a kind not seen before, each with its neighbours."""
     lines = piece.split(b"\n")
     firsts = dict(zip(reversed(kinds), range(len(kinds) - 1, -1, -1), strict=True))
     at = set[int]()
     for kind in new:
         index = firsts[kind]
-        if TROUBLE.search(lines[index], 0, LONGEST_LINE):
+        if TROUBLE.search(_cut(lines[index])):
             at.update((index - 1, index, index + 1))
     return [
-        parse(first + index, lines[index][:LONGEST_LINE].decode(errors="replace"))
+        parse(first + index, _cut(lines[index]).decode(errors="replace"))
         for index in sorted(at)
         if 0 <= index < len(lines)
     ]
+
+
+def _cut(line: bytes) -> bytes:
+    """A line without the middle of what is longer than LONGEST_LINE."""
+    half = LONGEST_LINE // 2
+    return line if len(line) <= LONGEST_LINE else line[:half] + line[-half:]

@@ -20,7 +20,7 @@ from launcher.runs.runfile.source import Origin, Override, RunRequest, overridde
 
 
 def resumed(text: str, chosen: Backend, overrides: list[Override]) -> tuple[RunRequest, list[str]]:
-    """What to ask for to go on with the run that `text` names, and what to tell of it.
+    """The request to go on with the run that `text` names, and lines to print.
 
     `overrides` may set the number of GPUs, or of processes on the CPU; the layout then follows.
     Raises UsageError where the run saved nothing, still goes on, or fits no such number.
@@ -82,7 +82,7 @@ def _refuse_overwritten(kept: record.Record, config: RunConfig) -> None:
     root = Path(kept.cwd, expanded(config.checkpoint.save))
     try:
         newest, own = folders.newest_complete(root), lineage.line(root, kept.run)
-    except OSError:  # another user's: told by preflight, or by the run
+    except OSError:  # another user's: preflight or the run reports it
         return
     owner = lineage.owner(newest.folder) if newest else ""
     if newest and owner and own and owner != own:
@@ -94,10 +94,10 @@ def _refuse_overwritten(kept: record.Record, config: RunConfig) -> None:
 
 
 def repeated(text: str, chosen: Backend, *, force: bool) -> tuple[RunRequest, list[str]]:
-    """What to ask for to repeat the run that `text` names exactly, and what to tell of it.
+    """The request to repeat the run that `text` names exactly, and lines to print.
 
     It saves into a folder of its own, and begins where that run began. Raises PreflightError,
-    with all that is no longer the same, unless told to go on all the same by `force`.
+    with all that is no longer the same, unless `force` is set.
     """
     from launcher.runs.checks import gather
 

@@ -26,7 +26,7 @@ from launcher.runs.plan.render import place
 from launcher.runs.plan.resolved import Resolved, resolve
 from launcher.runs.runfile.config import RunConfig
 from launcher.runs.runfile.secrets import redacted
-from launcher.runs.runfile.source import Origin, RunRequest, made
+from launcher.runs.runfile.source import Origin, Override, RunRequest, made, overridden
 from launcher.runs.runfile.values import Gpus, parse_gpus, split
 
 if TYPE_CHECKING:
@@ -36,6 +36,7 @@ NO_PROGRAM = "./shell"
 """Placeholder program for containers that run a command instead of training."""
 
 
+NETWORK = "resources.network"
 SOCKETS = ("docker.sock", "podman.sock", "containerd.sock", "crio.sock")
 """By which engines are asked, whose containers may be root's."""
 
@@ -63,15 +64,17 @@ def assemble(
     `visible` are the GPUs that decide what `auto` comes to: this machine's, unless they are given.
     Raises UsageError and EngineError.
     """
-    asked = replace(asked, config=_one_folder(asked.config, asked.cwd))
-    config, origin = asked.config, asked.origin
+    config, origin = _one_folder(asked.config, asked.cwd), asked.origin
+    if chosen.scheduled and origin.is_presets(NETWORK):  # a cluster has its own
+        config = overridden(config, [Override(NETWORK, {NETWORK: None})])
+    asked = replace(asked, config=config)
     try:
         told, rootless = _ask(config, origin, chosen, dry=dry)
         facts = _known(asked, told)
         host = _host(chosen, asked, rootless=rootless)
         gpus = counted(config, chosen)
     except EngineError:
-        _check_alone(asked, chosen, stamp)  # what is wrong with the file is told first
+        _check_alone(asked, chosen, stamp)  # the file's faults are reported first
         raise
     run = resolve(config, origin, facts, host, stamp.run, gpus=gpus, rest=asked.rest)
     run, notes = _decided(run, chosen, visible)
@@ -96,7 +99,7 @@ def _decided(
         return run, dropped
     if visible is None:
         visible = ()
-        with suppress(EngineError):  # where that matters, it is told as the run starts
+        with suppress(EngineError):  # where that matters, it is reported as the run starts
             visible = gather.visible(run.gpus, chosen)
     run, notes = auto.decide(run, visible)
     return run, [*dropped, *notes]

@@ -24,7 +24,7 @@ class Caller:
 
 
 def caller() -> Caller:
-    """The user of this process, or the one whom sudo tells of."""
+    """The user of this process, or the one whom sudo names."""
     uid, gid, groups = os.getuid(), os.getgid(), os.getgroups()
     told = [os.environ.get(name, "") for name in ("SUDO_UID", "SUDO_GID")]
     if uid == 0 and all(one.isdecimal() for one in told):

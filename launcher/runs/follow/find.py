@@ -156,13 +156,13 @@ def _is_own(run: str) -> bool:
 
 
 def rows(known: list[tuple[Backend, Job]]) -> list[tuple[str, ...]]:
-    """What `launcher ps` tells of jobs, each asked at the same time."""
+    """What `launcher ps` shows of jobs, each asked at the same time."""
     with ThreadPoolExecutor() as pool:
         return [*pool.map(lambda pair: row(pair[1]), known)]
 
 
 def row(job: Job) -> tuple[str, ...]:
-    """What `launcher ps` tells of a job."""
+    """What `launcher ps` shows of a job."""
     label = {key.removeprefix(LABEL): value for key, value in job.labels.items()}
     return (
         job.run,

@@ -53,12 +53,12 @@ class LossGuard:
     come: list[TrainingStep] = field(default_factory=list)
 
     def see(self, found: Found) -> None:
-        """Take what the log tells, to be judged when its lines are kept."""
+        """Take what the log reports, to be judged when its lines are kept."""
         if isinstance(found, TrainingStep):
             self.come.append(found)
 
     def add(self, data: bytes, is_error: bool) -> None:
-        """Judge what this piece of the output told."""
+        """Judge what this piece of the output reported."""
         come, self.come = self.come, []
         before = self.alarm
         for step in come:
@@ -180,10 +180,7 @@ def passed_over(run: str) -> set[int]:
 
 
 def check_guard(asked: RunRequest, chosen: Backend, *, detach: bool) -> None:
-    """Refuse a run that may go back where no launcher here follows it and sees its checkpoints.
-
-    Raises UsageError.
-    """
+    """Refuse a run that may go back where no launcher sees its checkpoints. Raises UsageError."""
     where, alone = asked.origin.place("guard"), chosen.every_node or chosen.scheduled
     instead = "Set guard.on_nan and guard.on_spike to warn or end."
     if detach:

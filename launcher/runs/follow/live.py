@@ -51,7 +51,7 @@ class LiveState:
         return left * median(self.times or [self.step.ms_per_step]) / 1000
 
     def after(self, found: Found, rates: Rates | None = None) -> LiveState:
-        """The state once the log has said `found`."""
+        """The state after `found` in the log."""
         from launcher.runs.records.metrics import MemoryUse, TrainingStep
 
         if isinstance(found, TrainingStep):
@@ -64,10 +64,7 @@ class LiveState:
 
 
 def line(state: LiveState, width: int) -> str:
-    """The state in at most `width` columns, without what matters least where they are few.
-
-    Empty until the first step.
-    """
+    """The state in at most `width` columns, the important first. Empty until the first step."""
     if state.step is None or width <= 0:
         return ""
     parts = _parts(state.step, state)
@@ -185,7 +182,7 @@ class LiveLine:
         self.close()
 
     def show(self, found: Found, rates: Rates | None = None) -> None:
-        """Show what the log has just said."""
+        """Show what is new in the log."""
         self._state = self._state.after(found, rates)
         self._changed.set()
 

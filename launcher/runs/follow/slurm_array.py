@@ -67,7 +67,7 @@ def run(
 
 
 def _wait(job: str, folder: Path, parts: int, tell: Callable[[str], object]) -> None:
-    """Until each has said how it ended; one that Slurm knows no more has some time yet to be read.
+    """Wait for how each ended; one that Slurm knows no more has some time yet to be read.
 
     Files of a shared disk may come later than the queue's answer.
     """

@@ -125,7 +125,7 @@ def task(asked: RunRequest, number: int) -> RunRequest:
 
 
 def check_start(asked: RunRequest, chosen: Backend, *, preflight: bool) -> None:
-    """Refuse what `start` would, as far as it can be told without the data. Raises as that does."""
+    """Refuse what `start` would, as far as that needs no data. Raises as that does."""
     _check_guard(asked, chosen, detach=False)
     assembled = assemble(asked, chosen, new_stamp())
     of_line(assembled.plan, asked, chosen)
@@ -176,10 +176,7 @@ def _stamp(job: Job) -> Stamp:
 def prepare(
     assembled: PlannedRun, asked: RunRequest, chosen: Backend, *, preflight: bool
 ) -> Machine | None:
-    """See that the run can work, and make and tidy the folders that it writes to.
-
-    The machine, where it was looked at.
-    """
+    """Check that the run can work, and make its folders. The machine, where it was looked at."""
     plan = assembled.plan
     for line in (*assembled.notes, *(f"warning: {line}" for line in assembled.ignored)):
         tell(line)
@@ -198,7 +195,7 @@ def prepare(
 def _make_folders(plan: Plan) -> None:
     """Make those that the run writes to, of which one may be in the folder of its record."""
     try:
-        with suppress(OSError):  # told when the record is written
+        with suppress(OSError):  # reported when the record is written
             record.make(plan.run)
         files.prepare(plan)
     except LauncherError:
@@ -269,7 +266,7 @@ def of_line(plan: Plan, asked: RunRequest, chosen: Backend) -> Plan:
     try:
         line = folders.line_of(root, plan.run, on=request.on)
         why = "" if request.overwrite else folders.refusal(root, line, on=request.on)
-    except OSError:  # another user's: told by preflight, or by the run
+    except OSError:  # another user's: preflight or the run reports it
         return plan
     if why:
         raise UsageError(

@@ -254,10 +254,7 @@ class Follower:
 
 
 def _tell_ending(found: Ending, job: Job, *, seen: bool) -> CheckpointFolder | None:
-    """Tell how the run ended; of checkpoints only where its files are `seen` from here.
-
-    The newest complete checkpoint.
-    """
+    """Print how the run ended; the newest checkpoint, where its files are `seen` from here."""
     from launcher.runs.records import ending
 
     saves, saved = job.labels.get(f"{LABEL}checkpoints") if seen else None, None
@@ -274,8 +271,8 @@ def _tell_ending(found: Ending, job: Job, *, seen: bool) -> CheckpointFolder | N
 class Stopper:
     """Hears signals: the first asks the run to end, the second ends it at once.
 
-    The engine is asked from a thread of its own, and so is the user told, so that the second is
-    heard while an answer to the first is waited for.
+    The engine is asked from a thread of its own, and the user informed from it, so that the second
+    is heard while an answer to the first is waited for.
     """
 
     def __init__(self) -> None:
@@ -403,7 +400,7 @@ def _note(job: Job, ended: ExitStatus) -> None:
 
 
 def ask(job: Job, name: str, grace: int, more: str = "") -> None:
-    """Ask a job to stop, which gets killed after `grace` seconds, and tell what is waited for."""
+    """Ask a job to stop, which gets killed after `grace` seconds, and print what is waited for."""
     folder = job.labels.get(f"{LABEL}checkpoints")
     saving = f" and save to {folder}" if folder else ""
     until = time.monotonic() + min(grace, grace_of(job) - AFTER_GRACE)

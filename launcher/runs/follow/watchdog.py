@@ -28,7 +28,7 @@ END_SECONDS = 15
 
 @dataclass
 class Silence:
-    """Since when a run has said nothing: its own words, and not those of a report on it.
+    """Since when a run has written nothing: its own words, and not those of a report on it.
 
     It is due once, until the run goes on.
     """

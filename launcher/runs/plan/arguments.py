@@ -112,7 +112,7 @@ class Table:
         return {name: _kind_of(one) for name, one in self.gpt.items()}
 
     def _said(self, of: Mapping[str, Mapping[T, ReleaseSpans]], release: str) -> dict[str, T]:
-        """What is said of each option in `release`; nothing of a series that isn't known."""
+        """What is known of each option in `release`; nothing for an unknown series."""
         if series_of(release) not in self.releases:
             return {}
         at = self.releases.index(series_of(release))

@@ -22,7 +22,7 @@ KILLED = 137
 
 
 class EndCause(Enum):
-    """Who ended a job, as far as its backend can tell: the runner's own words tell more."""
+    """Who ended a job, as far as its backend knows: the runner's own words have more."""
 
     ITSELF = "itself"
     MEMORY = "out of memory"
@@ -34,7 +34,7 @@ class EndCause(Enum):
 class ExitStatus:
     """How a job ended: its exit code, 128 + S for signal S, and the cause.
 
-    `why` are words for it where the backend knows more than the output tells: which node it was.
+    `why` are words for it where the backend knows more than the output has: which node it was.
     `hosts` are the machines of its nodes, by their ranks, where a scheduler chose them.
     """
 
@@ -114,7 +114,7 @@ class Job(Protocol):
 class Backend(Protocol):
     """What a backend does. `request` is pure; `start` sends what it returns and nothing else.
 
-    A class that derives from this one has what is said here where it says nothing else.
+    A class that derives from this one has these answers unless it gives its own.
     """
 
     name: str
@@ -160,7 +160,7 @@ class Backend(Protocol):
         """What is known of an image from itself; None where it isn't there."""
 
     def identity(self, image: str) -> Mapping[str, Any]:
-        """What tells an image from any other: its name, "id", digests and labels.
+        """What identifies an image: its name, "id", digests and labels.
 
         Where runs have none of their own, the versions that they see instead.
         """
@@ -169,7 +169,7 @@ class Backend(Protocol):
         """Whether a container's root is the calling user outside."""
 
     def count_gpus(self) -> int | None:
-        """How many GPUs a request for all would give; None where that can't be told."""
+        """How many GPUs a request for all would give; None where that isn't known."""
 
     def start(self, plan: Plan, *, attach: bool) -> Job:
         """Start the plan; with `attach`, the job's output is passed on without delay."""

@@ -117,10 +117,9 @@ class ModelShape:
         the forward pass that recomputing activations repeats. As there, attention counts every
         pair of tokens, although half of them are masked.
 
-        Beyond the paper: query groups (keys and values are narrower), heads whose widths don't
-        add up to h, any MLP size, gated MLPs (three products where others have two), and experts:
-        those that a token passes. Norms, softmax, dropout, the router and the optimizer aren't
-        counted.
+        Beyond the paper: query groups (keys and values are narrower), heads whose widths don't add
+        up to h, any MLP size, gated MLPs (three products where others have two), and experts: those
+        that a token passes. Norms, softmax, dropout, the router and the optimizer aren't counted.
         """
         queries, keys = self.heads * self.head, self.groups * self.head
         projections = self.hidden * (2 * queries + 2 * keys)  # queries, output; keys, values

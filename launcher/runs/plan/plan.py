@@ -29,7 +29,7 @@ FIRST_NODE = "node-0"
 """What the first node is called where all nodes are on one machine."""
 
 PRIVATE_SHM = "8g"
-"""A container's own /dev/shm where nothing is said of it: a bound, of which what is used counts."""
+"""The default of a container's own /dev/shm: a bound, of which what is used counts."""
 
 AFTER_GRACE = 10
 """Seconds the engine waits longer than the runner, so that it is the runner that ends the ranks."""
@@ -49,12 +49,11 @@ class Plan:
 
     Of several nodes the variables alone say which one it is, so `argv` is the same on all.
     `options` are what the `program` of the run file is given, by their plain names, with what the
-    user laid over; the same as words stand in `argv`.
-    `secrets` maps variables to the files of the host that hold their values. `checkpoints` is the
-    folder of the host that is saved to. A run with `tie` stops when its standard input is closed.
-    `fewer`: smaller node counts that the run may start with; `spare`: more nodes, of which the
-    fittest take part. With `own_devices` a node looks
-    itself whether it has InfiniBand's devices: nobody knows which machine it will be.
+    user laid over; the same as words stand in `argv`. `secrets` maps variables to the files of the
+    host that hold their values. `checkpoints` is the folder of the host that is saved to. A run
+    with `tie` stops when its standard input is closed. `fewer`: smaller node counts that the run
+    may start with; `spare`: more nodes, of which the fittest take part. With `own_devices` a node
+    looks itself whether it has InfiniBand's devices: nobody knows which machine it will be.
     """
 
     run: str
@@ -121,7 +120,7 @@ def _check_processes(config: RunConfig, origin: Origin, gpus: Gpus) -> None:
 
 
 def _stands_with_gpus(origin: Origin | None) -> bool:
-    """Whether `processes` is said where `gpus` is, and not in a file that is extended on GPUs."""
+    """Whether `processes` is set where `gpus` is, and not in a file that is extended on GPUs."""
     while origin:
         if "processes" in origin.lines:
             return origin.has("gpus")
@@ -296,7 +295,7 @@ def _network(config: RunConfig, host: Host) -> str | None:
 
 
 def _rendezvous(config: RunConfig, origin: Origin, host: Host) -> dict[str, str]:
-    """The variables that tell a node which of how many it is, and where the first one listens.
+    """The variables of a node: which of how many it is, and where the first one listens.
 
     They are torchrun's own (`PET_` and an option's name; torch/distributed/argparse_util.py), and
     what Kubeflow sets (kubeflow/trainer, pkg/constants). Raises UsageError.
@@ -309,7 +308,7 @@ def _rendezvous(config: RunConfig, origin: Origin, host: Host) -> dict[str, str]
             f"{origin.place('nodes.rank')}: every node is started here: none is numbered by hand",
             "Leave nodes.rank out.",
         )
-    if host.scheduled:  # each node is told as it starts
+    if host.scheduled:  # each node gets them as it starts
         return {}
     address = FIRST_NODE if host.every_node else nodes.master_addr
     if address is None:

@@ -138,7 +138,7 @@ def _check_profile(
     upstream = started.kind is ProgramKind.UPSTREAM and wanted.tool == "torch"
     if started.kind is ProgramKind.SCRIPT:
         faults.add(
-            f"{origin.place('profile')}: {config.program} can't be told to trace steps",
+            f"{origin.place('profile')}: {config.program} can't trace steps",
             "It is for gpt and pretrain_gpt.py and the like.",
         )
     if iters and wanted.last > iters:
@@ -172,7 +172,7 @@ def _check_guard(
     """Refuse to go back where there is nothing to go back to, or batches can't be passed over."""
     where, instead = origin.place("guard"), "Set on_nan and on_spike to warn or end."
     if started.kind is ProgramKind.SCRIPT:
-        faults.add(f"{where}: {config.program} can't be told to pass over batches", instead)
+        faults.add(f"{where}: {config.program} can't pass over batches", instead)
     there = (
         table().options_of(facts.release or "") if started.kind is ProgramKind.UPSTREAM else None
     )

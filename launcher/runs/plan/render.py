@@ -58,7 +58,7 @@ def options(
 
 
 def _upstream_extras(config: RunConfig) -> list[Option]:
-    """What upstream's programs want said and ours takes for granted."""
+    """Options that upstream's programs need and ours takes for granted."""
     extras = []
     if config.model.num_query_groups:
         extras.append(Option("--group-query-attention", True, "model.num_query_groups"))
@@ -190,7 +190,7 @@ def check_fits(given: list[Option], told: rules.RuleInput, release: str | None) 
 
 
 def place(given: Iterable[Option], origin: Origin) -> Callable[[str], str]:
-    """Tells where an option stands, by its plain name, or where its key would."""
+    """Where an option stands, by its plain name, or where its key would."""
     known = {option.plain: option.where for option in given}
     return lambda name: known.get(name) or origin.place(arguments.key_of(name))
 

@@ -148,7 +148,7 @@ def scripts(config: RunConfig, host: Host) -> str:
 
 
 def _saving_when_stopped(config: RunConfig, started: Program) -> RunConfig:
-    """Megatron's programs save when asked to stop only where told to: here, where they can."""
+    """Megatron's programs save when asked to stop only with this option: here, where they can."""
     checkpoint = config.checkpoint
     if started.kind is ProgramKind.SCRIPT or not checkpoint.save:
         return config

@@ -1,6 +1,6 @@
 """The JSON Schema of a run file, for editors.
 
-It takes all that the models take, and refuses what a schema can tell to be wrong; the launcher
+It takes all that the models take, and refuses what a schema can see to be wrong; the launcher
 refuses more. Where programs take only some values of an option, it has those of every release.
 """
 
@@ -18,7 +18,7 @@ from launcher.runs.runfile import clusters, config, source, values
 from launcher.runs.runfile.config import RunConfig
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
-TOLD = {
+DESCRIPTIONS = {
     "name": "Begins the container's name.",
     "image": 'A row of the matrix ("24.10"), an image by its full name, or {tag:, megatron:}.',
     "program": "gpt, pretrain_gpt.py and its like in the image, or ./mine.py of this machine.",
@@ -52,8 +52,8 @@ def schema() -> JsonSchemaValue:
             value = parts[name]["properties"][key]
             value["description"] = "; ".join(filter(None, [text, value.get("description")]))
     for key, value in made["properties"].items():
-        if key in TOLD:
-            value["description"] = TOLD[key]
+        if key in DESCRIPTIONS:
+            value["description"] = DESCRIPTIONS[key]
     made["properties"][source.EXTENDS] = {
         "type": "string",
         "description": "A run file, or a preset, that this one is laid over.",

@@ -19,7 +19,7 @@ FEWEST = 20
 Rates that warm up make losses and norms rise and fall again."""
 
 RECENT = 5
-"""Lines whose median is the level that a rise is told from: a loss that falls has no other."""
+"""Lines whose median is the level that a rise is measured from: a falling loss has no other."""
 
 SAME, SHARE = 3, 1e-6
 """As many losses that differ by this share of them at most are flat: batches differ by more."""
@@ -48,7 +48,7 @@ MEASURES = (
 
 @dataclass(frozen=True)
 class Alarm:
-    """What is wrong, by its kind and in words, as the line of an iteration tells it."""
+    """What is wrong, by its kind and in words, by the line of an iteration."""
 
     kind: str
     iteration: int
@@ -97,7 +97,7 @@ class Detector:
         if odd:
             return "{} was {}".format(*odd[0])
         gone = step.loss is None and step.skipped == 0 and self.known["loss"]
-        return "the log tells no loss, though steps were taken" if gone else ""
+        return "the log has no loss, though steps were taken" if gone else ""
 
     def _spike(self, step: TrainingStep) -> str:
         for measure in MEASURES:

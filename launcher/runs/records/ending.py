@@ -110,7 +110,7 @@ class Ending:
 
     @property
     def itself(self) -> bool:
-        """Whether it ended by itself, and nothing but its log may tell why."""
+        """Whether it ended by itself, and only its log may say why."""
         return self.ended.cause is EndCause.ITSELF and not (self.ended.why or self._put_down)
 
     @property
@@ -120,7 +120,7 @@ class Ending:
 
     @cached_property
     def explained(self) -> Explanation:
-        """What its last output tells of a failure."""
+        """The failure that its last output shows."""
         from launcher.runs.explain.failures import explain
 
         return explain([self.tail.encode(errors="replace")], self.ended.cause)
@@ -133,7 +133,7 @@ class Ending:
     @property
     def clues(self) -> list[str]:
         """The known cause of a failure and its cure, or the line that looks most like a cause."""
-        if self.outcome is not Outcome.FAILED or self.guarded:  # the guard has said why
+        if self.outcome is not Outcome.FAILED or self.guarded:  # the guard has reported why
             return []
         signs, suspects = self.explained.signs, self.explained.suspects
         if signs:
@@ -178,10 +178,10 @@ class Ending:
 
 
 def describe(ending: Ending, run: str, saved: CheckpointFolder | None, folder: str) -> list[str]:
-    """What to tell of the end, line by line: one of a run that finished.
+    """The lines to print about the end: one for a run that finished.
 
     `saved` is its newest complete checkpoint, and `folder` where it saves any, or "". The exit
-    code is told once: a rank's own line has it.
+    code is printed once: a rank's own line has it.
     """
     if ending.outcome is Outcome.FINISHED:
         return [f"run {run} finished{_kept(run, saved)}"]

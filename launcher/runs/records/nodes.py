@@ -57,12 +57,13 @@ def blame(ended: ExitStatus, log: str) -> tuple[str, str]:
 
 
 def _accused(log: str, hosts: Mapping[int, str]) -> Iterator[tuple[str, set[str]]]:
-    """Each cause, and the machines that it is said of, "" for one that isn't known."""
-    from launcher.runs.explain.failures import patterns
+    """Each cause, and the machines that it names, "" for one that isn't known."""
+    from launcher.runs.explain.failures import pattern, table
 
     lines = [(int(rank or 0), text) for rank, text in LINE.findall(log)]
-    for known, said in patterns():
+    for known in table():
         if known.of_node:
+            said = pattern(known)
             yield known.name, {hosts.get(rank, "") for rank, text in lines if said.search(text)}
     # Where nodes are left out the others are numbered anew, and are known by their names.
     named = {int(number): name for number, name in NAMED.findall(log) if name in hosts.values()}

@@ -21,7 +21,7 @@ PATIENCE = 30.0
 def following(run: str) -> Iterator[bool]:
     """Follow a run for as long as this lasts; whether nobody else does.
 
-    The kernel tells: a lock beside the run's record ends with the process that holds it. Without
+    The kernel knows: a lock beside the run's record ends with the process that holds it. Without
     a record, as of another user's run, nobody else is known of.
     """
     with _opened(record.folder(run) / LOCK) as handle:

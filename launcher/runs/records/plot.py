@@ -25,7 +25,7 @@ class Curves:
     """What is drawn of a run: losses in nats a token, and its speed at each step.
 
     `tokens` are tokens a second, `samples` samples a second; a run whose shape isn't known has no
-    tokens. `alarms` are the iterations at which the guard told something, and its kind.
+    tokens. `alarms` are the iterations at which the guard warned, and the warning's kind.
     """
 
     name: str

@@ -308,7 +308,7 @@ def each() -> Iterator[Record]:
 
 
 def load(run: str, path: str | Path) -> Record | None:
-    """The record of a run by its whole id; None where there is no readable one."""
+    """The record of a run: its folder, written and read here only, to resume and repeat it."""
     with suppress(TypeError):  # another launcher's
         kept = Record(**read_file(path) or {})
         return kept if kept.run == run else None  # it becomes a path

@@ -34,7 +34,7 @@ OVERRIDE = "override_opt_param_scheduler"
 
 @dataclass(frozen=True)
 class Resumption:
-    """The configuration to go on with, and what is worth telling of how it differs."""
+    """The configuration to go on with, and lines to print on how it differs."""
 
     config: RunConfig
     notes: tuple[str, ...]

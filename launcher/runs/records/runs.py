@@ -22,8 +22,7 @@ from launcher.runs.records.record import Record
 
 RUNNING, PAUSED, UNKNOWN = "running", "paused", "unknown"
 STATES = (RUNNING, PAUSED, "finished", "stopped", "failed", UNKNOWN)
-"""Unknown is a run that ended with nobody following it, or that an engine, one that doesn't answer
-or isn't asked, may still have."""
+"""Unknown: the run ended with nobody following it, or its engine doesn't answer."""
 
 UNITS = {"m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 TAIL = 1 << 16
@@ -125,7 +124,7 @@ def ended(run: str, attempt: int) -> ExitStatus | None:
 
 
 def cause(text: str) -> EndCause:
-    """What ended a run, as its backend said: a run's id, its beginning or its name.
+    """What ended a run, by its backend: a run's id, its beginning or its name.
 
     `EndCause.ITSELF` where nothing is kept of it.
     """
@@ -207,7 +206,7 @@ def prune(run: RunSummary) -> int | None:
 
 
 def _profile(plan: Mapping[str, Any] | None) -> list[Any]:
-    """What the traces of a run tell, rank by rank; [] where it has none, or none is seen here."""
+    """What the traces of a run show, rank by rank; [] where it has none, or none is seen here."""
     mounts = plan["mounts"] if plan else ()
     folders = [Path(mount["source"]) for mount in mounts if mount["key"] == PROFILE]
     found = [path for folder in folders for path in sorted(folder.glob(COSTS.format("*")))]

@@ -69,7 +69,7 @@ class Rates:
 def step_of(plan: Mapping[str, Any], vocabulary: int | None = None) -> StepWork | None:
     """The steps of a plan as it is kept; None where the model, or the batch, isn't known.
 
-    `vocabulary` is the padded one, where the log told it.
+    `vocabulary` is the padded one, where the log has it.
     """
     options = plan.get("options") or {}  # an older launcher kept none
     world = plan["nodes"] * plan["processes_per_node"]

@@ -25,7 +25,7 @@ MARKS = (b"iteration", b"padded vocab")
 
 
 class Speed:
-    """Tells how fast a step was, from the plan's sizes and what the log says of the vocabulary."""
+    """Computes how fast a step was, from the plan's sizes and the vocabulary in the log."""
 
     def __init__(self, plan: dict[str, Any] | None, facts: dict[str, Any] | None) -> None:
         self.plan, self.gpu = plan, _gpu(facts)

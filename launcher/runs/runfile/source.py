@@ -36,11 +36,11 @@ NODE_RANKS = (
     "PMI_RANK",
     "JOB_COMPLETION_INDEX",
 )
-"""Where torchrun and Kubeflow, Slurm, Open MPI, MPICH and Kubernetes' indexed jobs tell a process
+"""Where torchrun and Kubeflow, Slurm, Open MPI, MPICH and Kubernetes' indexed jobs give a process
 that is alone on its node which one that is."""
 
 LOCAL_RANKS = ("SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID")
-"""Where Slurm, Open MPI and MPICH tell a process which one of its node it is."""
+"""Where Slurm, Open MPI and MPICH give a process its number on its node."""
 
 FREE = ("env", "megatron_args")
 """The sections whose keys the user chooses, so that any of them may name a secret."""
@@ -244,7 +244,7 @@ def _near(path: Path) -> str:
 
 
 def parse_set(argument: str) -> Override:
-    """What `--set a.b=value` asks for; the value is YAML. A secret one isn't told in messages."""
+    """What `--set a.b=value` asks for; the value is YAML. A secret one isn't shown in messages."""
     key, equals, text = argument.partition("=")
     told = f"--set {yamlfile.printable(argument)}"
     if not equals or not all(key.split(".")):

@@ -190,7 +190,7 @@ def _steps(value: object) -> str:
     if not 1 <= first <= last:
         raise ValueError("the first step is 1, and the last isn't before the first")
     if last - first >= MOST_STEPS:
-        raise ValueError(f"more than {MOST_STEPS} steps: a few tell as much, in a smaller trace")
+        raise ValueError(f"more than {MOST_STEPS} steps: a few show as much, in a smaller trace")
     return f"{first}-{last}"
 
 

@@ -216,7 +216,7 @@ def _format(name: str, reading: ReadingOptions) -> str:
 
 
 def _suffix(name: str) -> str:
-    """The ending that tells what a file holds, without that of its packing."""
+    """The ending that names what a file holds, without that of its packing."""
     path = Path(name.lower())
     return Path(path.stem).suffix if path.suffix in PACKED else path.suffix
 
@@ -354,7 +354,7 @@ def _whole_lines(pieces: Iterable[bytes], largest: int) -> Iterator[bytes | Reco
 def _passed(pieces: Iterator[bytes], piece: bytes) -> Generator[bytes, None, bytes]:
     """Read on to the line's end, with nothing for each piece, and return what is behind it.
 
-    So what was said of the line reaches the user at once, however long it is.
+    So warnings about the line reach the user at once, however long it is.
     """
     while not (end := _line_end(piece)):
         yield b""

@@ -96,7 +96,7 @@ def run(job: TokenizeJob, report: Report, check: Report = lambda done: None) -> 
 
 
 def _made(job: TokenizeJob, vocab_size: int) -> dict[str, Any]:
-    """What is said of the outputs: the release's rule makes other tokens of the same vocabulary."""
+    """The warning: the release's rule makes other tokens of the same vocabulary."""
     chosen = {key: value for key, value in asdict(job.tokenizer).items() if value is not None}
     chosen["rule"] = asdict(tokenizers.rule(job.tokenizer))
     return {

@@ -115,7 +115,7 @@ def load_vocabulary(vocab_file: Path, merge_file: Path) -> Vocabulary:
     The first line of merges.txt and what follows its last line's end are no merges, as for
     upstream. Raises UsageError where upstream would fail, or write token 0 for one that isn't
     in vocab.json; and where merges.txt is a part of another: more than one in a hundred tokens
-    was learned, but no merge makes it. A learned token is told from a special one by its bytes:
+    was learned, but no merge makes it. A learned token differs from a special one in its bytes:
     they are written in the byte-level alphabet, and not all of them printable ASCII. Of GPT-2's own
     vocab.json every token is known, so there none may be missing.
     """

@@ -45,7 +45,7 @@ def ask_image(
 ) -> dict[str, Fact]:
     """The facts of an image, as a run file's `image` names it; those of GPUs on `gpus`.
 
-    A fact that ends Python is told as failed, and the others are asked again. Raises EngineError
+    A fact that ends Python counts as failed, and the others are asked again. Raises EngineError
     where the container can't be started.
     """
     found: dict[str, Fact] = {}
@@ -73,7 +73,7 @@ def _facts(lines: Iterable[str]) -> Iterator[tuple[str, Fact]]:
 
 
 def differences(row: Row, found: Mapping[str, Fact]) -> list[str]:
-    """What the row states and the image has otherwise; a version may be told to fewer places."""
+    """What the row states and the image has otherwise; a version may have fewer places."""
     told = []
     for key in KEYS:
         stated, fact = getattr(row, key), found.get(key)

@@ -19,7 +19,7 @@ KINDS = dict(zip(ORDER, ("fails", "part", "part", "warns", "runs"), strict=True)
 """How a verdict looks: its class in the style."""
 
 SIGNS = {"fails": "✕", "part": "◐", "warns": "!", "runs": "✓", "skipped": "–"}
-"""The sign of each class, so that no colour has to be told from another."""
+"""The sign of each class, so that no colour needs to be recognised."""
 
 STEPS = tuple(STAGES)[:7]
 """The stages that follow one another; the others are limits that end any of them."""

@@ -1,7 +1,7 @@
 """Facts about the image that this text runs in: `python3 -c TEXT NAME…`, a line of JSON for each.
 
 It needs nothing but Python, so that any base can be asked. A fact is a function here: its value is
-a text, None is that there is no such thing, and an exception is a failure told in a line.
+a text, None is that there is no such thing, and an exception is a failure in a line.
 """
 
 from __future__ import annotations

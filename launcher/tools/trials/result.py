@@ -43,8 +43,8 @@ CAUSES = (
     (r"deprecating ShardedTensor", "Megatron's checkpoints are made of torch's ShardedTensor"),
     (r"\b(load|save)_state_dict\W{1,2}is deprecated", "Megatron calls torch's distributed "
      "checkpoints by an old name"),
-    (r"`torch\.load` with `weights_only=False`", "Megatron doesn't tell torch.load whether a file "
-     "may hold code; torch 2.4 and 2.5 ask for it"),
+    (r"`torch\.load` with `weights_only=False`", "Megatron leaves weights_only of torch.load "
+     "unset; torch 2.4 and 2.5 ask for it"),
     (r"`torch\.library\.impl_abstract` was renamed", "a package names it as torch before 2.4 did"),
     (r"Transformer Engine and Apex are not installed", "the image has neither Transformer Engine "
      "nor Apex"),
@@ -146,7 +146,7 @@ class CellResult:
 
 @dataclass(frozen=True)
 class WarningNote:
-    """A warning as it was first told, why it comes ("" where unknown), and the cells it is of."""
+    """A warning as first printed, why it comes ("" where unknown), and the cells it is of."""
 
     text: str
     cause: str
@@ -156,7 +156,7 @@ class WarningNote:
 def warned(results: Iterable[CellResult]) -> list[WarningNote]:
     """The warnings of all cells, each once whatever numbers stand in it, the most frequent first.
 
-    They are told apart as a trial does it: 0x7f3c and 12 are the same in two texts.
+    They are distinguished as in a trial: 0x7f3c and 12 are the same in two texts.
     """
     found: dict[str, tuple[str, list[CellResult]]] = {}
     for one in results:

@@ -216,7 +216,7 @@ class Series:
         there = {one["Id"]: int(one["Size"]) for one in found}
         before = disk.used(self.client)
         if before is None:
-            self.say("the engine doesn't tell what its images take: what is added isn't counted")
+            self.say("the engine doesn't report what its images take: what is added isn't counted")
 
         def over() -> str:
             now = None if before is None else disk.used(self.client)

@@ -150,7 +150,7 @@ def end(process: subprocess.Popen[str]) -> str:
 def failure(problem: str, lines: Sequence[str], stage: str = TRAIN) -> TrialError:
     """The error of a run that printed `lines`: up to the exception that ended it, where one did.
 
-    After that, other ranks and NCCL tell at length that a peer is gone.
+    After that, other ranks and NCCL report at length that a peer is gone.
     """
     at = max((n for n, line in enumerate(lines) if EXCEPTION.match(line)), default=None)
     if at is None:
@@ -230,7 +230,7 @@ def pretrain_gpt(at: TrialPlace) -> list[TrialRun]:
         given["megatron_args"]["use_cpu_initialization"] = True
     ran = at.run("pretrain-gpt", given, at.processes)
     if not any(one["kind"] == "step" and one["iteration"] == 10 for one in ran.metrics):
-        raise TrialError("pretrain-gpt: the tenth step wasn't told", ran.lines[-SHOWN_LINES:])
+        raise TrialError("pretrain-gpt: the tenth step wasn't logged", ran.lines[-SHOWN_LINES:])
     return [ran]
 
 

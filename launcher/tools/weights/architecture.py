@@ -1,6 +1,6 @@
 """What a model is beside its weights: Megatron's arguments, Hugging Face's config.json.
 
-Sizes come from the tensors themselves; of the arguments, only what no tensor tells.
+Sizes come from the tensors themselves; of the arguments, only what no tensor shows.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ def _said(saved: SavedModel, known: Mapping[str, Any], name: str) -> Any:
     if known.get(name) is None:
         option = name.replace("_", "-")
         raise UsageError(
-            f"{saved.folder} doesn't say {name}, and its tensors don't tell",
+            f"{saved.folder} doesn't say {name}, and its tensors don't show it",
             f"Give what the run was given: … -- --{option} N",
         )
     return known[name]

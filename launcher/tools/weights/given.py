@@ -118,7 +118,7 @@ def generate(
 ) -> list[int]:
     """`count` tokens after these, each the likeliest, by the program in an image.
 
-    Raises EngineError where that fails, whose reason it has told.
+    Raises EngineError where that fails, after printing the reason.
     """
     mount = {"source": str(source.folder), "target": INSIDE}
     local = backend == "local"

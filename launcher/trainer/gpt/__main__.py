@@ -21,10 +21,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def check_arguments(arguments: Namespace) -> tuple[Namespace, RankLayout]:
-    """The arguments, checked, and the layout of the ranks, without importing what is heavy.
-
-    Raises `OptionError`.
-    """
+    """The checked arguments and the layout, without heavy imports. Raises `OptionError`."""
     layout = command_line.layout(arguments, int(os.environ.get("WORLD_SIZE", 1)))
     command_line.check_files(arguments)
     if "RANK" not in os.environ:

@@ -196,6 +196,24 @@ class Meter:
                 self.loss = self.loss + loss
 
 
+@dataclass
+class Waits:
+    """An iterator that adds up the seconds that the host waits for another's values."""
+
+    values: Iterator[Any]
+    seconds: float = 0.0
+
+    def __iter__(self) -> Waits:
+        return self
+
+    def __next__(self) -> Any:
+        began = time.perf_counter()
+        try:
+            return next(self.values)
+        finally:
+            self.seconds += time.perf_counter() - began
+
+
 class StepTracer:
     """Traces some of a rank's steps, where `arguments` ask for them: by torch, or for nsys.
 
@@ -214,7 +232,7 @@ class StepTracer:
             self.first = self.last = 0
         elif asked and self.first <= done + slow:
             told = f"steps {done + 1}-{done + slow}" if slow > 1 else f"step {done + 1}"
-            say(f"{told} will be traced as the step is compiled: later ones tell more", "gpt: ")
+            say(f"{told} will be traced as the step is compiled: later ones show more", "gpt: ")
 
     def step(self, number: int) -> contextlib.AbstractContextManager[None]:
         """Trace what is done meanwhile, step `number` of the run, if it is one of those."""

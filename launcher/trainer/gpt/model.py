@@ -21,13 +21,14 @@ from megatron.core.models.gpt.gpt_layer_specs import (
     get_gpt_layer_local_spec,
     get_gpt_layer_with_transformer_engine_spec,
 )
+from megatron.core.transformer.mlp import MLP
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from megatron.core.transformer.transformer_config import TransformerConfig
 
 from launcher.agent import compat
 from launcher.agent.ranks.ending import OptionError
 from launcher.trainer.gpt.arguments import padded_vocabulary, virtual_stages
-from launcher.trainer.gpt.layers import Parts, local_layer, norm, squared_relu
+from launcher.trainer.gpt.layers import Parts, WideMLP, local_layer, norm, squared_relu
 
 CONFIG = (
     "num_layers hidden_size ffn_hidden_size num_attention_heads num_query_groups kv_channels "
@@ -48,9 +49,7 @@ EXPERTS = (
 """The same, where there are experts."""
 
 ORIGINAL_POSITIONS, LOW, HIGH = 8192, 1.0, 4.0
-"""Of Llama 3.1's RoPE: rope_scaling in
-https://huggingface.co/meta-llama/Llama-3.1-8B/blob/main/config.json.
-"""
+"""Of Llama 3.1's RoPE: rope_scaling in the config.json of meta-llama/Llama-3.1-8B."""
 
 OF_OUTPUTS = ("linear_proj.weight", "linear_fc2.weight")
 """Megatron scales these by the number of layers: what they add to adds up."""
@@ -125,18 +124,15 @@ def dtype(arguments: argparse.Namespace) -> torch.dtype:
 def config(arguments: argparse.Namespace, compiled: bool = False) -> TransformerConfig:
     """Megatron's description of the model and of how it is divided.
 
-    Weights are made on the CPU where it trains there: each rank then takes its share of
-    one matrix, and losses don't depend on the layout. Compiled fusions are off by default:
-    on an H100, a 124M model took 65 ms a step with those of biases and 55 ms without, since
-    calling compiled functions costs the host more than the GPU saves; where the layers are to be
-    `compiled` they are no part of Megatron's, which have added their biases by then. All layers
-    have experts where any has, so that the MLP's size is theirs. Raises `OptionError` for what
-    the release of Megatron lacks.
+    Weights are made on the CPU where it trains there: each rank then takes its share of one matrix,
+    and losses don't depend on the layout. Compiled fusions are off by default: on an H100, a 124M
+    model took 65 ms a step with those of biases and 55 ms without, since calling compiled functions
+    costs the host more than the GPU saves; where the layers are to be `compiled` they are no part
+    of Megatron's, which have added their biases by then. All layers have experts where any has, so
+    that the MLP's size is theirs. Raises `OptionError` for what the release of Megatron lacks.
     """
     compat.check_model(arguments)
-    given = {name: getattr(arguments, name) for name in CONFIG}
-    if compiled:
-        given["fp8"] = None  # Transformer Engine's
+    given = {name: getattr(arguments, name) for name in CONFIG if not (compiled and name == "fp8")}
     if arguments.num_experts:
         given |= {name: getattr(arguments, name) for name in EXPERTS}
         given |= {"num_moe_experts": arguments.num_experts}
@@ -198,10 +194,14 @@ def build(
         rotary_percent=arguments.rotary_percent,
         **placed,
     )
+    local = isinstance(layers, TransformerBlockSubmodules)
+    for layer in gpt.decoder.layers if local and not kind.compiled else ():
+        if type(layer.mlp) is MLP:
+            layer.mlp.__class__ = WideMLP  # another in the specification is warned of
     if arguments.use_rope_scaling:
         rotary = gpt.rotary_pos_emb
         rotary.inv_freq = scaled(rotary.inv_freq, arguments.rope_scaling_factor)
-    if described.use_cpu_initialization and isinstance(layers, TransformerBlockSubmodules):
+    if described.use_cpu_initialization and local:
         draw_weights(gpt, arguments.seed)
     return gpt
 

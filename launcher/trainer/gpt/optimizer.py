@@ -124,8 +124,7 @@ class CountingAdam(torch.optim.AdamW):
 def _fuse_adam(optimizer: Any) -> None:
     """Update all parameters in few kernels where the optimizer is torch's Adam on a GPU.
 
-    To be called after loading too, which brings the flags and step counts of the device
-    that saved.
+    To be called after loading too, which brings the flags and step counts of the device that saved.
     """
     for part in getattr(optimizer, "chained_optimizers", [optimizer]):
         if not isinstance(part.optimizer, torch.optim.AdamW):

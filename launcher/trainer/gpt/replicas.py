@@ -14,8 +14,7 @@ CHUNK = 1 << 22
 def checksum(tensor: torch.Tensor) -> torch.Tensor:
     """An int64 scalar of the tensor's bits that a change of any one element changes.
 
-    Each element's bits are multiplied by an odd number of its own, which loses nothing
-    modulo 2^64.
+    Each element's bits are multiplied by an odd number of its own, which loses nothing modulo 2^64.
     """
     integers = {2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()]
     bits = tensor.detach().contiguous().view(integers).flatten()

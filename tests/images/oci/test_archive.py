@@ -100,7 +100,7 @@ def test_what_an_engine_tells_of_a_load(raised: bool) -> None:
         told.load_image = lambda *_, **__: [{"stream": line}]  # noqa: B023
         assert archive.load_archive(engine, iter([b""])) == id
     told.load_image = lambda *_, **__: [{"stream": "Loaded image: x:1"}]
-    with pytest.raises(EngineError, match="doesn't tell what it loaded: Loaded image: x:1"):
+    with pytest.raises(EngineError, match="doesn't report what it loaded: Loaded image: x:1"):
         archive.load_archive(engine, iter([b""]))
 
     def load_image(chunks: Any, quiet: bool) -> Any:

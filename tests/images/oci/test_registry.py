@@ -87,7 +87,7 @@ def test_a_size_that_is_a_lie_is_refused(fake: Fake, lie: str) -> None:
     entry["platform"] = {"os": "linux", "architecture": "amd64"}
     index = {"mediaType": OCI_INDEX, "manifests": [entry]}
     fake.add("manifests", json.dumps(index).encode(), "1")
-    with pytest.raises(EngineError, match=r"has \d+ bytes of sha256:.*, which is said to have"):
+    with pytest.raises(EngineError, match=r"has \d+ bytes of sha256:.*, \d+ were announced"):
         resolve(f"{fake.reference}:1", layers=True)
     if lie == "layer":
         resolve(f"{fake.reference}:1")
@@ -196,7 +196,7 @@ def test_other_bytes_than_the_digest_says_are_refused_with_both(fake: Fake) -> N
     assert sha256(changed) in caught.value.problem
     fake.image("2")
     fake.called = "sha256:" + "0" * 64  # by a header
-    with pytest.raises(EngineError, match="other bytes than it says"):
+    with pytest.raises(EngineError, match="other bytes than it announced"):
         resolve(f"{fake.reference}:2")
 
 

@@ -87,7 +87,7 @@ def test_nsys_is_asked_by_the_program_and_started_by_the_runner(
         (OURS + ASKED + "  ranks: [0, 1]\n", ":9: profile.ranks: no rank 1: there are 1"),
         (OURS + ASKED + "  tool: nsys\n", ":9: profile.tool: nsys traces GPUs"),
         (OURS + ASKED + "  tool: perf\n", "takes 'torch' or 'nsys'"),
-        (MINIMAL + "program: ./mine.py\n" + ASKED, "./mine.py can't be told to trace steps"),
+        (MINIMAL + "program: ./mine.py\n" + ASKED, "./mine.py can't trace steps"),
         (
             UPSTREAMS + ASKED + "logging: {tensorboard_dir: tb}\n",
             ":10: logging.tensorboard_dir: M",

@@ -61,7 +61,7 @@ def said(lines: list[str]) -> str:
         ),
         (
             "node-0 | runner: the nodes get no all-reduce done:\n"
-            "node-0 |   node 1 (h): its process is held, and has said nothing for 4 s\n",
+            "node-0 |   node 1 (h): its process is held, and has reported nothing for 4 s\n",
             "",
             ("n1", "its processes are held"),
         ),

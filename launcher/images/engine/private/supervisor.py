@@ -80,7 +80,7 @@ def main(control: Path, argv: list[str]) -> None:
     reaper = threading.Thread(target=reap, args=(engine,))
     reaper.start()
     signal.signal(signal.SIGTERM, lambda *_: engine.terminate())
-    _waiting = count_users(listener)  # kept open: that they close tells that all is over
+    _waiting = count_users(listener)  # kept open: they close once all is over
     listener.close()
     control.unlink()
     engine.terminate()

@@ -63,10 +63,7 @@ class ComposeJob(Group):
         ]
 
     def _look(self, rank: int, node: DockerJob) -> NodeState:
-        """The state of a node; of one that has gone, what was known before.
-
-        Raises ConnectionLost.
-        """
+        """A node's state; of one that has gone, the last known. Raises ConnectionLost."""
         told, before = node.inspected(), self._known.get(rank)
         if told is None and before and (before.ended or not before.started):
             return before

@@ -55,7 +55,7 @@ def request(plan: Plan) -> ContainerRequest:
 
 
 def container_name(plan: Plan) -> str:
-    """A name that tells the run apart in the engine's lists."""
+    """The run's name in the engine's lists."""
     return f"{plan.name}-{plan.run}"
 
 
@@ -185,6 +185,6 @@ def show(plan: Plan, *, shares_files: bool = True) -> str:
 
 
 def is_rootless(info: Mapping[str, Any]) -> bool:
-    """Whether the engine that tells this of itself has no root of its own."""
+    """Whether the engine with this information about itself runs without root."""
     told = any("name=rootless" in option for option in info.get("SecurityOptions") or [])
     return told or bool(info.get("Rootless"))  # which is how Podman says it

@@ -38,7 +38,7 @@ DONE = ("Completed", "Complete")
 """The condition of a JobSet and of a TrainJob that did what they should; else it is Failed."""
 
 END_SECONDS = 15.0
-"""How long after the end of a log a pod's own end may still be told."""
+"""How long after the end of a log a pod's own end may still be reported."""
 
 REMOVAL_SECONDS = 60
 TAIL = 500
@@ -86,7 +86,7 @@ class ClusterQuery(host.SchedulerQuery):
         self.pods = {int(index): one for index, one in named if index and index.isdecimal()}
 
     def delete(self, kind: str, name: str, *words: str) -> None:
-        """Delete an object; where it stays, tell."""
+        """Delete an object; warn where it stays."""
         try:
             self.cluster.ask("delete", kind, name, "--ignore-not-found", *words)
         except EngineError as error:
@@ -137,7 +137,7 @@ def _container(pod: Dict) -> Dict:
 
 
 def _waits(pod: Dict) -> str:
-    """Why a pod hasn't begun; "" where nothing is said of it."""
+    """Why a pod hasn't begun; "" where no reason is given."""
     waiting = _container(pod).get("state", {}).get("waiting", {})
     conditions = pod.get("status", {}).get("conditions", [])
     unscheduled = [one for one in conditions if one["type"] == "PodScheduled"]
@@ -220,10 +220,7 @@ class PodJob(host.PolledJob):
         return told if process.returncode else ""
 
     def _wait_for_end(self, uid: str, why: str) -> None:
-        """See that a pod has ended of which there is no more to read, for `why`.
-
-        Raises ConnectionLost where it goes on.
-        """
+        """Check that a pod has ended, for `why`. ConnectionLost: it goes on."""
         until = time.monotonic() + END_SECONDS
         while why:
             pod = self.seen.fresh(POLL_SECONDS).pods.get(self.rank)

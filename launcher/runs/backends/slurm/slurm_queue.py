@@ -68,9 +68,6 @@ class Queue(host.SchedulerQuery):
         self.states = {name: (row[2], row[3]) for row in rows for name in row[:2]}
 
     def state(self, job: str) -> tuple[str, str]:
-        """A job's state, and the reason where there is one; "" for one that it doesn't know.
-
-        Raises ConnectionLost.
-        """
+        """A job's state and its reason; "" for an unknown job. Raises ConnectionLost."""
         state, why = self.fresh().states.get(job, ("", ""))
         return state, "" if why == "None" else why

@@ -48,10 +48,7 @@ CHAIN = (
 
 @dataclass(frozen=True)
 class SlurmRequest:
-    """A job to submit: its script, and where that is written.
-
-    `requeue` is whether Slurm may start it again by itself.
-    """
+    """A job to submit: its script and path. requeue: whether Slurm may start it again."""
 
     script: str
     path: str
