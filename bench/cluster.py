@@ -39,9 +39,10 @@ image: cpu
 gpus: 0
 program: ./program.py
 nodes: 2
-slurm: {{container: none, setup: 'python3() {{ exec {python} {folder}/program.py; }}'}}
+slurm: {{container: none, setup: 'PATH={folder}/bin:$PATH'}}
 """
-"""In place of the runner, which needs torch, the program itself."""
+IN_PLACE = "#!/bin/sh\nexec {python} {folder}/program.py\n"
+"""In place of the nodes' python3 and its runner, which needs torch, the program itself."""
 
 
 def figures() -> list[Figure]:
@@ -64,6 +65,9 @@ def _added(folder: Path, env: dict[str, str]) -> float:
     words = {"python": sys.executable, "folder": folder}
     for file, text in (("program.py", PROGRAM), ("run.yaml", RUN), ("by-hand.sh", BY_HAND)):
         (folder / file).write_text(text.format(**words) if file != "program.py" else text)
+    (folder / "bin").mkdir()
+    (folder / "bin/python3").write_text(IN_PLACE.format(**words))
+    (folder / "bin/python3").chmod(0o755)
     env |= {"PYTHONPATH": str(ROOT), "LAUNCHER_RUNS": str(folder / "runs")}
     env |= {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": str(folder / "bytecode")}
     times: list[tuple[float, float]] = []

@@ -105,6 +105,13 @@ class RunFile:
         plan = self.plan(on).plan
         return f"{describe(plan)}\n{backend(on).configured(self.config).show(plan)}"
 
+    def forecast(self, on: str = "docker", gpu: str = "") -> dict[str, Any]:
+        """What it will take, as `launcher forecast --json`; `gpu` as there: "h100-80gb"."""
+        from launcher.tools.forecast import ask, text
+
+        asked, chosen, _ = self._asked(on)
+        return text.as_json(ask.of_request(asked, chosen, gpu)[0])
+
     def start(self, on: str = "docker", *, preflight: bool = True) -> Run:
         """Start it on a backend: docker, local, compose, slurm or kubernetes.
 

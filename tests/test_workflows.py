@@ -24,7 +24,7 @@ BIN = Path(sys.executable).parent  # where requirements-dev.txt is installed
 DIGEST = "sha256:" + "0123456789abcdef" * 4
 
 # Stands for make, python3, docker, git, gh, jq and sudo: notes each call, and does what a later
-# step reads. `matrix github` is the real command.
+# step reads. `matrix github` is the real command, unless its place is taken.
 PROGRAM = """#!{python}
 import json, os, sys
 from pathlib import Path
@@ -33,7 +33,9 @@ name, args = Path(sys.argv[0]).name, sys.argv[1:]
 with open({log!r}, "a") as log:
     log.write(json.dumps([os.environ["GITHUB_JOB"], name, *args]) + "\\n")
 command = args[2:4] if name == "python3" else [name]
-if command == ["matrix", "github"]:
+if command == ["matrix", "github"] and {github!r}:
+    print({github!r})
+elif command == ["matrix", "github"]:
     os.environ["PYTHONPATH"] = {root!r}
     os.execv(sys.executable, [sys.executable, *args])
 if command == ["sudo"]:
@@ -127,13 +129,16 @@ class Act:
         inputs: Mapping[str, str] | None = None,
         variables: Mapping[str, str] | None = None,
         failing: tuple[str, ...] = (),
+        github: str = "",
+        takes: tuple[str, ...] = ("ubuntu-24.04", "mine"),
     ) -> Ran:
         """Run a workflow.
 
-        failing: tags whose cell fails, git's commands that do
+        failing: tags whose cell fails, git's commands that do; github: what `matrix github` prints
+        instead; takes: the labels of runners that exist
         """
         log, store, repository = (self.folder / one for one in ("log", "store", "repository"))
-        self._programs(log, failing)
+        self._programs(log, failing, github)
         store.mkdir()
         workflows = repository / ".github/workflows"
         workflows.mkdir(parents=True)
@@ -142,7 +147,7 @@ class Act:
         commit(repository)
         origin = "https://github.com/Some-Owner/some-name"
         subprocess.run(["git", "remote", "add", "origin", origin], cwd=repository, check=True)
-        options = [f"--platform={label}=-self-hosted" for label in ("ubuntu-24.04", "mine")]
+        options = [f"--platform={label}=-self-hosted" for label in takes]
         for used in sorted(set(re.findall(r"uses: (\S+)", text))):
             options += ["--local-repository", f"{used}={self._action(used, text)}"]
         for option, values in (("--input", inputs), ("--var", variables)):
@@ -169,7 +174,7 @@ class Act:
         lines = log.read_text().splitlines() if log.exists() else []
         return Ran(results, [json.loads(line) for line in lines], said, store)
 
-    def _programs(self, log: Path, failing: tuple[str, ...]) -> None:
+    def _programs(self, log: Path, failing: tuple[str, ...], github: str) -> None:
         (self.folder / "bin").mkdir()
         for name in ("make", "python3", "docker", "git", "gh", "jq", "sudo"):
             program = self.folder / "bin" / name
@@ -179,6 +184,7 @@ class Act:
                 root=str(ROOT),
                 failing=failing,
                 digest=DIGEST,
+                github=github,
             )
             program.write_text(filled)
             program.chmod(0o755)
@@ -358,6 +364,18 @@ def test_jobs_of_pull_requests_name_githubs_runner_in_the_workflow() -> None:
 
 
 @pytest.mark.long
+def test_each_row_is_built_where_a_runner_takes_it(act: Act) -> None:
+    ran = act("images", variables={"CUDA_RUNNER": "mine,big"})
+    rows = {tag: row for tag, row in load_matrix().rows.items() if not row.untried}
+    assert ran.results == {"rows": "success"} | {f"build {tag}": "success" for tag in rows}
+    built = [command for command in ran.of("build") if command[0] == "make"]
+    assert sorted(built) == sorted(
+        ["make", "image", f"TAG={tag}", f"MEGATRON={row.megatron}"] for tag, row in rows.items()
+    )
+    assert all(known(command) for _, *command in ran.commands)
+
+
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("asked", "results", "said"),
     [
@@ -388,6 +406,15 @@ def test_what_has_no_runner_is_told_or_left_out_and_the_rest_goes_on(
     if "cpu-cpu" in results:
         assert ran.kept() == ["cpu-cpu-0.16.1/cpu-0.16.1.json", "report/compat-cpu/report.html"]
         assert limits(ran) == {inputs.get("disk", "12")}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("event", ["pull_request", "workflow_dispatch"])
+def test_a_pull_requests_own_code_names_no_runner(act: Act, event: str) -> None:
+    job = {"tag": "cpu", "megatron": "0.16.1", "platform": "linux/amd64", "runner": ["mine"]}
+    told = json.dumps({"include": [job]})
+    ran = act("images", event, github=told, takes=("ubuntu-24.04",))
+    assert ("build cpu" in ran.results) == (event == "pull_request")
 
 
 @pytest.mark.long

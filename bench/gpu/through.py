@@ -2,7 +2,8 @@
 
 `--source CHECKOUT` is a Megatron-LM for both. On one GPU it is GPT-2's preset as it comes, by
 torchrun too, and upstream's pretrain_gpt.py as the user's script has it (fp16, micro-batch 1), in
-bf16 by 16 and as tuned; with `--gpus 2` both by TP=2, PP=2 and DP=2; with `--long` llama3.2-1b at
+bf16 by 16 and as tuned; with `--gpus 2` both by TP=2, PP=2 and DP=2; with `--gpus 4` ours by the
+presets for eight GPUs and by DP=4; with `--long` llama3.2-1b at
 sequence 4096, as a share of what matrix products alone reach. `--only WORD` takes the cases with
 that in their names. `--tune PROGRAM` tunes that, the user's script where it is upstream's. Files go
 to the folder of `--to`.
@@ -110,6 +111,30 @@ LLAMA = [
     Case("upstream's, long", UPSTREAM, steps=24, keys=(*LONG, *BY_ONE), preset="llama3.2-1b"),
 ]
 
+WHOLE = "parallel.tensor_model_parallel_size=1", "parallel.sequence_parallel=false"
+SHARED = "training.micro_batch_size=1", "parallel.use_distributed_optimizer=true"
+EXPERTS = (
+    *WHOLE,
+    *SHARED,
+    "parallel.expert_model_parallel_size=4",
+    "training.global_batch_size=16",
+)
+LLAMA_8B = (*SHARED, "training.global_batch_size=8")
+MANY = [
+    Case("ours, llama3-8b TP=4", gpus=4, steps=14, keys=LLAMA_8B, preset="llama3-8b"),
+    Case(
+        *("ours, mixtral-8x7b by 6 layers EP=4", "gpt", 4, 14),
+        *((*EXPERTS, "model.num_layers=6"), "mixtral-8x7b"),
+    ),
+    Case(
+        *("ours, qwen3-30b-a3b by 12 layers EP=4", "gpt", 4, 14),
+        *((*EXPERTS, "model.num_layers=12"), "qwen3-30b-a3b"),
+    ),
+    Case("ours, one GPU", steps=120, keys=HALF),
+    Case("ours DP=4", gpus=4, steps=120, keys=(*HALF, "training.global_batch_size=64")),
+]
+"""The presets for eight GPUs on four: a smaller batch, and of experts' models fewer layers."""
+
 
 def command(case: Case, words: Sequence[str]) -> list[str]:
     """What starts a case: `launcher run`, or torchrun with what that would have started."""
@@ -170,7 +195,7 @@ def main() -> None:
     kind = "long" if given.long else str(given.gpus)
     most, told = products(), dict[str, Any]()
     print(f"matrix products {most:.0f} TFLOP/s", flush=True)
-    for case in LLAMA if given.long else ONE if given.gpus == 1 else TWO:
+    for case in LLAMA if given.long else {1: ONE, 2: TWO, 4: MANY}[given.gpus]:
         if given.only not in case.name:
             continue
         took = told[case.name] = run(case, checkout, given.to)

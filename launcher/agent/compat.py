@@ -10,6 +10,7 @@ import inspect
 import os
 from argparse import Namespace
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from launcher.agent.ranks.ending import OptionError
@@ -162,6 +163,25 @@ def prepare() -> None:
         return write(*args, **kwargs)
 
     filesystem._write_item = adapted
+
+
+@dataclass(frozen=True)
+class AsyncSaving:
+    """Saves that go on beside training, in Megatron's queue, and how `save` is called for them."""
+
+    queue: Any
+    how: Mapping[str, Any]
+
+
+def async_saving() -> AsyncSaving:
+    """The queue, from 0.17 on of nvidia-resiliency-ext where that is here in 0.6 or newer."""
+    from megatron.core.dist_checkpointing.strategies import async_utils, torch
+
+    if not hasattr(torch, "get_async_strategy"):
+        return AsyncSaving(async_utils.AsyncCallsQueue(), {"async_sharded_save": True})
+    name, modules = torch.get_async_strategy()
+    how = {"async_sharded_save": True, "async_strategy": name}
+    return AsyncSaving(modules["AsyncCallsQueue"](persistent=False), how)
 
 
 def check_distributed_optimizer() -> None:

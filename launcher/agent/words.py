@@ -24,6 +24,9 @@ ASK = "LAUNCHER_ASK"
 NEEDS = "LAUNCHER_NEEDS"
 """The variable with what the run imports: JSON, modules with what to say where one isn't there."""
 
+IMAGE = "LAUNCHER_IMAGE"
+"""The variable with the image's layers, as the engine says them."""
+
 REFUSES = "this Megatron doesn't take these options"
 """Begins what the runner says of upstream's program that it has asked."""
 

@@ -78,12 +78,14 @@ def render(args: Namespace) -> int:
     from launcher.images.matrix.load import load_lock, load_matrix
     from launcher.runs.backends.compose import compose_examples
     from launcher.tools.trials import html
+    from launcher.tools.trials.result import Cell
 
     site, matrix = settings(), load_matrix()
     root, beside = (args.output or site.written).absolute(), site.matrix.parent
     files = render.render_all(matrix, load_lock(), root, beside)
     files |= compose_examples.files(matrix, root)
-    files |= html.rendered(root)
+    expected = {Cell(tag, row.megatron): row.expected for tag, row in matrix.rows.items()}
+    files |= html.rendered(root, expected)
     changed = render.drift(files, root)
     if not args.check:
         render.write(files, root)

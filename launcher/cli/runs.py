@@ -73,9 +73,10 @@ def _tell_silent(silent: list[SilentBackends]) -> int:
     """Print who couldn't be asked, and why; the exit code, 0 where there was nobody to ask."""
     from launcher.runs.follow.live import tell
 
-    for one in silent:
-        tell(str(one) if one.may_have_jobs else str(one).partition(";")[0])
-    return EngineError.exit_code if any(one.may_have_jobs for one in silent) else 0
+    asked = [one for one in silent if one.may_have_jobs]
+    for one in asked:
+        tell(str(one))
+    return EngineError.exit_code if asked else 0
 
 
 @command(RUN, SHOWN)
@@ -286,8 +287,27 @@ def show(args: Namespace) -> int:
     import json
 
     from launcher.runs.records.runs import shown
+    from launcher.tools.forecast import receipt
 
-    print(json.dumps(shown(args.run), indent=1))
+    kept = shown(args.run)
+    found = receipt.of_run(kept["run"])
+    print(json.dumps(kept | {"receipt": found and receipt.as_json(found)}, indent=1))
+    return 0
+
+
+@command(RUN, flag("--json", "print one JSON object"))
+def receipt(args: Namespace) -> int:
+    """What a run took, beside its forecast: step, memory, hours, and where they went."""
+    import json
+
+    from launcher.runs.records import record
+    from launcher.tools.forecast import receipt
+
+    run = record.find(args.run).run
+    if (found := receipt.of_run(run)) is None:
+        raise UsageError(f"run {run} has no two lines of training yet", "Set logging.log_interval.")
+    said = json.dumps(receipt.as_json(found), indent=1) if args.json else None
+    print(said or "\n".join(receipt.lines(found)))
     return 0
 
 
@@ -334,7 +354,7 @@ def prune(args: Namespace) -> int:
     *FILTERS,
     either(QUIET, JSON),
     argument("--html", "write a page with their curves, to be opened in a browser", "FILE"),
-    actions(show, prune, required=False),
+    actions(show, receipt, prune, required=False),
 )
 def runs(args: Namespace) -> int:
     """List the runs that there were; show one whole; prune their records."""

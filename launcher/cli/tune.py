@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from launcher.base.errors import UsageError
 from launcher.base.screen import Progress
-from launcher.cli.command import GPUS, above_zero, argument, checkout, command, flag
+from launcher.cli.command import GPUS, above_zero, argument, checkout, command, either, flag
 from launcher.cli.start import BACKEND, SET, SOURCE
 
 if TYPE_CHECKING:
@@ -45,11 +45,10 @@ def tune(args: Namespace) -> int:
 
     Settings are measured by short runs that save nothing.
     """
-    from launcher.base import files, yamlfile
     from launcher.cli.start import overrides
     from launcher.runs.backends import backend
     from launcher.runs.runfile import source
-    from launcher.runs.runfile.source import Override, RunRequest, overridden
+    from launcher.runs.runfile.source import RunRequest
     from launcher.tools.tuning import tune as tuning
     from launcher.tools.tuning import tuned
 
@@ -64,18 +63,13 @@ def tune(args: Namespace) -> int:
         return 0
     if args.card or args.steps < 1:
         raise UsageError("--card is for --plan, and --steps is above 0")
-    label, path = source.find(args.config)
     target = args.output or Path(f"{config.name}-tuned.yaml")
     if target.exists():
         raise UsageError(f"{target} is there already", "Give another -o, or move it away.")
     progress = Progress()
     found = tuning.tune(asked, chosen, _words(args), wanted, progress)
-    changes = {key: value for one in laid for key, value in one.values.items()}
-    changes |= found.changes(asked)
-    wished = overridden(config, [Override("tune", changes)])
-    text = tuned.changed(yamlfile.read(path, label), changes, wished)
-    head = [f"Tuned by `launcher tune {args.config}`:", *found.lines, *found.table]
-    files.write_new(target, tuned.headed(text, head))
+    lines = [*found.lines, *found.table]
+    tuned.write(target, args.config, config, laid, found.changes(asked), lines)
     _print(args, found.tried, found.best, [*found.lines, f"written: {target}"], str(target))
     return 0
 
@@ -114,18 +108,15 @@ def _words(args: Namespace) -> list[str]:
     argument("--run", "what is run in a row or an image: gpt2-tiny", "CONFIG", default=""),
     SET,
     argument("--backend", "docker or local (default: that of BAD's run, or docker)"),
-    argument(
-        "--history",
-        "a clone of Megatron-LM: on from a release to its commit",
-        "PATH",
-        type=checkout,
-    ),
+    argument("--history", "a clone of Megatron-LM: on to a commit", "PATH", type=checkout),
     argument("--steps", "of each run: 10", "N", type=int, default=10),
     argument("--seconds", "of a run at most: 900", "S", type=above_zero, default=900.0),
-    argument("--cause", "fails where `explain` names this cause", "TEXT", default=""),
-    argument("--loss", "fails where the loss is farther than this from GOOD's", type=above_zero),
-    argument("--ms", "fails where a step takes more than this many times GOOD's", type=above_zero),
-    argument("--check", "fails where this shell command does; 125 skips", "CMD", default=""),
+    either(
+        argument("--cause", "fails where `explain` names this cause", "TEXT", default=""),
+        argument("--loss", "fails where it is farther than this from GOOD's", type=above_zero),
+        argument("--ms", "fails where a step takes this many times GOOD's", type=above_zero),
+        argument("--check", "fails where this shell command does; 125 skips", "CMD", default=""),
+    ),
     flag("--fresh", "try anew what is known from the last time"),
     flag("--json", "print one JSON object"),
     epilog="Else a run fails by its exit code, for BAD's cause. It goes on where it ended.",
@@ -133,7 +124,7 @@ def _words(args: Namespace) -> list[str]:
 def bisect(args: Namespace) -> int:
     """Find what makes BAD fail and GOOD not: base, extras, release, commit or key.
 
-    1 where the two can't be told apart here.
+    1 where BAD runs well here, or GOOD fails as well.
     """
     import json
 

@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 
 SECONDS, MEMORY = 2.0, 512 << 20
+TENS = [0, *(pytest.param(ten, marks=pytest.mark.long) for ten in range(1, 10))]
+"""Of a hundred damaged files: the first ten in every run."""
 ENDLESS = 20
 """Seconds after which what waits, or is kept waiting by other programs, is taken for endless."""
 

@@ -23,10 +23,8 @@ from launcher.base.settings import ROOT
 from launcher.tools.weights import convert, reader, safetensors
 from tests.tools.weights.models import made
 
-from .conftest import bounded
+from .conftest import TENS, bounded
 from .test_corpora import cut, doubled, flipped, inserted
-
-TENS = [0, *(pytest.param(ten, marks=pytest.mark.long) for ten in range(1, 10))]
 
 LOOK = """
 import sys

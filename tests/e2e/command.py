@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -164,6 +165,22 @@ def in_image(engine: DockerClient, name: str, *command: str) -> str:
     """What a command prints in a container without network."""
     done = engine.containers.run(name, list(command), network_mode="none", remove=True)
     return str(done.decode())
+
+
+def megatron_of(engine: DockerClient, image: str, folder: Path) -> Path:
+    """The image's Megatron-Core in a new folder as a checkout has it: nothing is compiled."""
+    container = engine.api.create_container(image)["Id"]
+    try:
+        pieces, _ = engine.api.get_archive(container, "/opt/megatron/lib/megatron")
+        with tarfile.open(fileobj=io.BytesIO(b"".join(pieces))) as archive:
+            archive.extractall(folder, filter="data")
+    finally:
+        engine.api.remove_container(container)
+    core = folder / "megatron/core"
+    for path in [*core.rglob("*.so"), *core.rglob("__pycache__")]:
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    assert list(core.glob("datasets/*.so")) == []
+    return folder
 
 
 def layers(engine: DockerClient, name: str) -> list[str]:

@@ -189,6 +189,25 @@ def test_it_outlives_its_launcher_and_is_found(launchers: Launchers, tmp_path: P
 
 
 @trains
+@pytest.mark.long
+def test_a_run_with_a_rank_that_the_kernel_holds_is_ended(launchers: Launchers) -> None:
+    """Such a rank answers neither the watchdog nor SIGTERM, and the other waits for it."""
+    within = ("watchdog.timeout=5", "watchdog.action=end", "checkpoint.save=null")
+    process = launchers.run(*(word for key in within for word in ("--set", key)))
+    held = next(
+        number
+        for number, words in launchers.ranks().items()
+        if "gpt" in words and b"\0RANK=1\0" in Path(f"/proc/{number}/environ").read_bytes()
+    )
+    os.kill(held, signal.SIGSTOP)
+    _, err = process.communicate(timeout=120)
+    assert process.returncode not in (0, 2), err
+    assert re.search(r"no output for \d+ s: rank 1 doesn't answer: the kernel has it as T", err)
+    assert "ending it, as watchdog.action says" in err
+    assert launchers.ranks() == {}
+
+
+@trains
 def test_the_ranks_end_with_a_runner_that_is_killed(launchers: Launchers) -> None:
     process = launchers.run()
     (runner,) = (

@@ -237,6 +237,29 @@ def test_a_tag_that_was_pointed_elsewhere_is_refused_with_both_digests(at: Site)
     assert "make lock" in of_engine.stderr
 
 
+@pytest.mark.long
+def test_of_a_moving_tag_the_locked_image_is_built_wherever_the_tag_is(at: Site) -> None:
+    at.point(at.second)
+    at.engine.api.pull(at.base)
+    other = at.engine.api.inspect_image(at.base)["Id"]
+    at.change(moving=[at.base])
+    assert at.found() == at.locked().platforms["linux/amd64"].config
+    assert at.engine.api.inspect_image(at.base)["Id"] == other
+
+
+@pytest.mark.long
+def test_a_copy_that_was_loaded_from_a_file_is_the_locked_image(at: Site) -> None:
+    at.engine.api.pull(at.base)
+    saved = b"".join(at.engine.api.get_image(at.base))
+    at.forget()
+    at.engine.api.load_image(saved)
+    assert at.engine.api.inspect_image(at.base)["RepoDigests"] == []
+    assert at.found() == at.locked().platforms["linux/amd64"].config
+    at.point(at.second)
+    at.engine.api.load_image(saved)
+    assert at.found() == at.locked().platforms["linux/amd64"].config
+
+
 def test_a_mirror_gives_the_locked_image_and_no_other(
     at: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:

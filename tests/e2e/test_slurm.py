@@ -242,6 +242,9 @@ def test_what_a_node_does_not_see_is_told_with_the_node(here: OnCluster) -> None
 def test_the_ranks_of_a_node_get_its_cpus(here: OnCluster) -> None:
     """All ranks of a node had one CPU between them, where jobs share nodes by cores."""
     program = "import os\nprint('CPUs', len(os.sched_getaffinity(0)), flush=True)\n"
+    here.counts(program, gpus=2)
+    started = here.done("run", "run.yaml", "--backend", "slurm")
+    assert started.out.count(f"CPUs {os.cpu_count()}\n") == 2
     for gpus, cpus in ((0, 1), (1, os.cpu_count())):  # by sbatch, which srun has to be told
         here.counts(program, gpus=gpus, options={"cpus-per-task": cpus})
         started = here.done("run", "run.yaml", "--backend", "slurm")

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import io
-import shutil
-import tarfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,7 +10,7 @@ import pytest
 
 from launcher.runs.datasets import indexed
 from launcher.tools import demo
-from tests.e2e.command import launcher, refused
+from tests.e2e.command import launcher, megatron_of, refused
 
 if TYPE_CHECKING:
     from docker import DockerClient
@@ -34,23 +31,13 @@ except OSError as error:
 
 @pytest.fixture
 def checkout(engine: DockerClient, image: str, tmp_path: Path) -> Path:
-    """The image's Megatron-Core as a checkout has it, uncompiled, with a line added."""
-    container = engine.api.create_container(image)["Id"]
-    try:
-        pieces, _ = engine.api.get_archive(container, "/opt/megatron/lib/megatron")
-        with tarfile.open(fileobj=io.BytesIO(b"".join(pieces))) as archive:
-            archive.extractall(tmp_path / "checkout", filter="data")
-    finally:
-        engine.api.remove_container(container)
-    core = tmp_path / "checkout/megatron/core"
-    for path in [*core.rglob("*.so"), *core.rglob("__pycache__")]:
-        shutil.rmtree(path) if path.is_dir() else path.unlink()
-    assert list(core.glob("datasets/*.so")) == []
-    with (core / "__init__.py").open("a") as stream:
+    """The image's Megatron-Core as a checkout, with a line added."""
+    folder = megatron_of(engine, image, tmp_path / "checkout")
+    with (folder / "megatron/core/__init__.py").open("a") as stream:
         stream.write(EDITED)
-    (tmp_path / "checkout/tools").mkdir()
-    (tmp_path / "checkout/tools/look.py").write_text(SCRIPT)
-    return tmp_path / "checkout"
+    (folder / "tools").mkdir()
+    (folder / "tools/look.py").write_text(SCRIPT)
+    return folder
 
 
 def contents(folder: Path) -> dict[str, str]:

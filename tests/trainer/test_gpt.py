@@ -32,9 +32,10 @@ def single(train: Train) -> Run:
 
 @pytest.fixture(scope="module")
 def divided(train: Train, tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, Path]:
-    """TP=2 with dropout and sequence parallelism, saved after iterations 3 and 6."""
+    """TP=2 with dropout and sequence parallelism, saved beside it after iterations 3 and 6."""
     folder = tmp_path_factory.mktemp("divided")
-    return train(2, *DIVIDED, "--save", str(folder), "--save-interval", "3"), folder
+    saving = ("--save", str(folder), "--save-interval", "3", "--async-save")
+    return train(2, *DIVIDED, *saving), folder
 
 
 def at_iteration_3(folder: Path, copy: Path) -> str:
@@ -84,6 +85,29 @@ def test_resumed_equals_uninterrupted(
     resumed = train(2, *DIVIDED, "--load", copy)
     assert resumed.losses == {step: whole.losses[step] for step in (4, 5, 6)}
     assert resumed.validation_loss == whole.validation_loss
+
+
+@pytest.mark.long
+def test_killed_while_a_checkpoint_is_written_beside_it_loses_nothing(
+    train: Train, single: Run, tmp_path: Path
+) -> None:
+    """The tracker names a checkpoint that is whole, and from there it goes on to the digit."""
+    saving = ["--save", str(tmp_path), "--save-interval", "2", "--async-save"]
+    script = str(Path(__file__).with_name("killed.py"))
+    with going_on(runner_command(1, script, *TINY, "--mock-data", *saving)) as run:
+        pass
+    assert run.code != 0
+    assert f"saved {tmp_path}/iter_0000002" in run.output
+    assert list(run.losses)[-1] >= 4
+    assert folders.noted(tmp_path) == "2"
+    left = {path.name for path in tmp_path.iterdir()} - {folders.TRACKER, "iter_0000002"}
+    assert any(name.startswith("iter_0000004.") for name in left)
+
+    resumed = train(1, "--load", str(tmp_path), *saving)
+    assert resumed.losses == {step: single.losses[step] for step in (3, 4, 5, 6)}
+    assert resumed.validation_loss == single.validation_loss
+    assert [each.problem for each in folders.newest_first(tmp_path)] == [""] * 3
+    assert folders.noted(tmp_path) == "6"
 
 
 def test_other_layouts_load(train: Train, divided: tuple[Run, Path], tmp_path: Path) -> None:
@@ -146,26 +170,30 @@ def test_tracker_of_a_missing_checkpoint(tmp_path: Path) -> None:
 
 
 def test_real_data(train: Train, tmp_path: Path) -> None:
+    """A blend, of whose shares the third is never used: asked for all of that, Megatron refused."""
     prefix = tmp_path / "text_document"
     counting = [*range(99), *range(99)]
     indexed.write(prefix, ([*counting[n : n + 60], 99] for n in range(99)), vocab_size=100)
     arguments = (
-        *("--data-path", str(prefix), "--split", "90,10,0"),
+        *("--data-path", "0.7", str(prefix), "0.3", str(prefix), "--split", "90,9,1"),
         *("--data-cache-path", str(tmp_path / "cache")),
     )
     run = train(2, *TENSOR, data=arguments)
     assert run.validation_loss < run.losses[1] - 0.3
-    assert any((tmp_path / "cache").iterdir())
+    names = [path.name for path in (tmp_path / "cache").iterdir()]
+    assert any("train" in name for name in names)
+    assert not any("test" in name for name in names)
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("how", [[], ["--async-save"]])
 @pytest.mark.parametrize("left", [0, 4096, 100 * 1024])
-def test_a_full_disk_at_the_first_save(small_disk: Path, left: int) -> None:
+def test_a_full_disk_at_the_first_save(small_disk: Path, left: int, how: list[str]) -> None:
     """In the part that rank 0 writes alone, and in those of all ranks."""
     root = small_disk / "checkpoints"
     root.mkdir()
     (small_disk / "filler").write_bytes(bytes(shutil.disk_usage(small_disk).free - left))
-    saving = ["--save", str(root), "--save-interval", "3"]
+    saving = ["--save", str(root), "--save-interval", "3", *how]
     run = start(2, "-m", "launcher.trainer.gpt", *TINY, "--mock-data", *TENSOR, *saving)
     assert run.code == 1
     assert f"gpt: can't save to {root}: No space left on device" in run.output

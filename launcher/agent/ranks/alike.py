@@ -28,7 +28,7 @@ from launcher.agent.ranks.rendezvous import (
     StopWaiting,
     named,
 )
-from launcher.agent.words import say
+from launcher.agent.words import IMAGE, say
 from launcher.base import files, owned
 
 JOIN_SECONDS = 600.0
@@ -36,9 +36,6 @@ JOIN_SECONDS = 600.0
 
 CLOCK_SECONDS = 5.0
 """How far clocks may be apart: by them the first failure is found among those that it causes."""
-
-IMAGE = "LAUNCHER_IMAGE"
-"""The variable with the image's layers, as the engine says them."""
 
 MAY_DIFFER = "LAUNCHER_NODES_MAY_DIFFER"
 """Set, nodes that aren't alike are a warning."""

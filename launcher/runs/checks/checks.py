@@ -6,7 +6,6 @@ import re
 import sys
 from collections.abc import Iterator, Sequence
 
-from launcher.agent import series
 from launcher.base.errors import PreflightError
 from launcher.base.screen import size
 from launcher.runs.backends.docker.docker_request import bytes_of_size
@@ -24,7 +23,7 @@ from launcher.runs.checks.machine import (
 from launcher.runs.plan.arguments import key_of
 from launcher.runs.plan.plan import Plan
 from launcher.runs.plan.program import ProgramKind, program
-from launcher.runs.plan.render import NULL_ADDS_ONE
+from launcher.runs.plan.render import null_adds_one
 from launcher.runs.plan.resolved import Resolved
 from launcher.runs.runfile.config import RunConfig
 from launcher.runs.runfile.source import Origin
@@ -355,7 +354,7 @@ def _tokens_fit(
     if known is None or own not in (None, "NullTokenizer"):
         return
     upstreams = own and program(config.program).kind is ProgramKind.UPSTREAM
-    added = 1 if upstreams and series.has(release, NULL_ADDS_ONE) else 0
+    added = 1 if upstreams and null_adds_one(release) else 0
     for dataset in datasets:
         if dataset.greatest >= known + added:
             yield Finding(

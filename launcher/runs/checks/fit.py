@@ -57,7 +57,8 @@ def check_fit(run: Resolved, visible: Sequence[Gpu], uses: Sequence[Use]) -> Ite
 def told(needed: memory.MemoryEstimate) -> str:
     """'weights 2.3 GB, gradients 4.6, …'."""
     sizes = asdict(needed) | {"CUDA and NCCL": needed.overhead}
-    del sizes["overhead"]
+    for name in ("overhead", *([] if needed.workspace else ["workspace"])):
+        del sizes[name]
     return ", ".join(f"{name} {_gb(size)}" for name, size in sizes.items()) + " GB"
 
 

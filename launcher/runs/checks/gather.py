@@ -48,6 +48,9 @@ SYSTEM = "/usr/bin"
 SHM = "/dev/shm"  # noqa: S108 - the place itself
 NVIDIA_DEVICE = "nvidia.com/gpu"
 GPU_FIELDS = "index,uuid,name,memory.total,memory.used,compute_cap,driver_version"
+DRIVERS = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
+"""One is there wherever a GPU can be used: NVIDIA's driver, that of Windows' Linux, and AMD's."""
+
 USE_FIELDS = "gpu_uuid,pid,used_memory"
 
 
@@ -70,6 +73,8 @@ def machine(api: APIClient | None, *, gpus: bool = True) -> Machine:
     if found and not found.local:
         return Machine(engine=found)
     there = listed.result() if listed else None
+    if there is None and here and not (api or any(map(os.path.exists, DRIVERS))):
+        there = ()
     return Machine(
         gpus=there,
         uses=uses.result() if uses and there else (),

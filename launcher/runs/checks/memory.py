@@ -190,7 +190,9 @@ def _is_compiled(program: str, options: Mapping[str, Value], where: Layout) -> b
     of the words, of both their uses.
     """
     against = {"no_fast", "num_experts", "recompute_granularity", "recompute_activations"}
-    split = where.model > 1 or options.get("transformer_impl") == "transformer_engine"
+    split = (
+        where.tensor * where.pipeline > 1 or options.get("transformer_impl") == "transformer_engine"
+    )
     return program == model.GPT and "bf16" in options and not (split or against & options.keys())
 
 

@@ -20,13 +20,13 @@ from launcher.runs.plan import image, rules
 from launcher.runs.plan.image import ImageFacts
 from launcher.runs.plan.job import Backend
 from launcher.runs.plan.mounts import Host
-from launcher.runs.plan.plan import INFINIBAND, Plan, Stamp, make_plan
+from launcher.runs.plan.plan import INFINIBAND, Plan, Stamp, make_plan, rule_input
 from launcher.runs.plan.program import ProgramKind, fewest, program
 from launcher.runs.plan.render import place
 from launcher.runs.plan.resolved import Resolved, resolve
 from launcher.runs.runfile.config import RunConfig
 from launcher.runs.runfile.secrets import redacted
-from launcher.runs.runfile.source import Origin, RunRequest, made
+from launcher.runs.runfile.source import Origin, Override, RunRequest, made, overridden
 from launcher.runs.runfile.values import Gpus, parse_gpus, split
 
 if TYPE_CHECKING:
@@ -36,6 +36,7 @@ NO_PROGRAM = "./shell"
 """Placeholder program for containers that run a command instead of training."""
 
 
+NETWORK = "resources.network"
 SOCKETS = ("docker.sock", "podman.sock", "containerd.sock", "crio.sock")
 """By which engines are asked, whose containers may be root's."""
 
@@ -63,8 +64,10 @@ def assemble(
     `visible` are the GPUs that decide what `auto` comes to: this machine's, unless they are given.
     Raises UsageError and EngineError.
     """
-    asked = replace(asked, config=_one_folder(asked.config, asked.cwd))
-    config, origin = asked.config, asked.origin
+    config, origin = _one_folder(asked.config, asked.cwd), asked.origin
+    if chosen.scheduled and origin.is_presets(NETWORK):  # a cluster has its own
+        config = overridden(config, [Override(NETWORK, {NETWORK: None})])
+    asked = replace(asked, config=config)
     try:
         told, rootless = _ask(config, origin, chosen, dry=dry)
         facts = _known(asked, told)
@@ -129,7 +132,7 @@ def _ignored(run: Resolved) -> Iterator[str]:
     """What the program doesn't heed of what it is given, as warnings."""
     if run.program.kind is ProgramKind.SCRIPT:
         return
-    told, where = rules.RuleInput(run.values, run.layout), place((), run.origin)
+    told, where = rule_input(run, run.gpus), place((), run.origin)
     for problem, mend in rules.broken(rules.IGNORED, told, run.facts.release, where):
         yield f"{problem}\n  {mend}"
 

@@ -39,8 +39,10 @@ class NeedRule(BaseModel):
 
     def holds(self, run: Resolved) -> bool:
         """Whether the run needs the modules."""
-        if self.programs:
-            return run.config.program in self.programs
+        if self.programs and run.config.program not in self.programs:
+            return False
+        if not self.option:
+            return True
         given = run.values
         value = given.get(self.option, False)
         chosen = str(value) in self.values if self.values else value is not False
@@ -118,7 +120,7 @@ def for_runner(needs: Sequence[PackageNeed]) -> Mapping[str, str]:
 
 
 def _place(rule: NeedRule, run: Resolved) -> str:
-    if rule.programs:
+    if not rule.option:
         return f"{run.origin.place('program')}: {run.config.program}"
     value = run.values[rule.option]
     where = run.origin.place(key_of(rule.option))

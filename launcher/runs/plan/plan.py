@@ -157,7 +157,7 @@ def make_plan(run: Resolved, host: Host, stamp: Stamp, *, tie: bool = False) -> 
         mounts.check_mounts(mounted, origin)
     ipc, shm_size = _shared_memory(config, gpus, run.processes)
     with faults.collected():
-        told = _told(config, run.values, run.layout, gpus)
+        told = rule_input(run, gpus)
         render.check_options([*run.options], run.rest, started, run.facts, origin, told)
         if ours and not faults.found:
             render.check_fits(render.placed([*run.options], run.rest, origin), told, release)
@@ -204,15 +204,12 @@ def make_plan(run: Resolved, host: Host, stamp: Stamp, *, tie: bool = False) -> 
     )
 
 
-def _told(
-    config: RunConfig, values: Mapping[str, Value], where: layout.Layout, gpus: Gpus
-) -> rules.RuleInput:
+def rule_input(run: Resolved, gpus: Gpus) -> rules.RuleInput:
     """What Megatron's rules go by: the options, upstream's own defaults, and what is around."""
-    upstreams_gpt = config.program == "pretrain_gpt.py"
+    upstreams_gpt = run.config.program == "pretrain_gpt.py"
     usual = {"tokenizer_type": "GPT2BPETokenizer"} if upstreams_gpt else {}
-    return rules.RuleInput(
-        {**usual, **values}, where, config.env, upstreams_gpt and gpus.count == 0
-    )
+    values, on_cpu = {**usual, **run.values}, upstreams_gpt and gpus.count == 0
+    return rules.RuleInput(values, run.layout, run.config.env, on_cpu)
 
 
 def _workdir(config: RunConfig, host: Host) -> str | None:

@@ -18,8 +18,11 @@ from launcher.runs.runfile.source import Origin
 from launcher.trainer.gpt import arguments as ours
 
 NULL_TOKENIZER = "NullTokenizer"
-NULL_ADDS_ONE = "NullTokenizer adds a token"
-"""The fact of a series by which it adds an end-of-document token to the size that it is given."""
+
+
+def null_adds_one(release: str | None) -> bool:
+    """Whether NullTokenizer adds an end-of-document token to the size that it is given."""
+    return series.has(release, "NullTokenizer adds a token")
 
 
 def options(
@@ -44,7 +47,7 @@ def options(
     extras = [] if kind is ProgramKind.OURS else _upstream_extras(config)
     extras += _profile(config.profile, kind) if config.profile else []
     if any(option.value == NULL_TOKENIZER for option in extras):
-        values["data.vocab_size"] -= series.has(release, NULL_ADDS_ONE)
+        values["data.vocab_size"] -= null_adds_one(release)
     own = [Option(arguments.option_name(key), value, key) for key, value in values.items()]
     passed = [
         Option(_spelled(name, release), value, f"megatron_args.{name}")

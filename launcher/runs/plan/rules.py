@@ -299,10 +299,11 @@ IGNORED = (
          "this Megatron ignores it: every step takes the whole global batch",
          "Leave it out, or take an image with Megatron 0.17 or older.",
          "a growing batch is ignored"),
-    OptionRule("vocab_file", lambda o: o.text("tokenizer_type") == "GPT2BPETokenizer",
-         "this Megatron reads gpt2 of Hugging Face's hub in its place, and fails without a network",
-         "Take HuggingFaceTokenizer with a folder as data.tokenizer_model; for data that is "
-         "tokenized, NullTokenizer.", "vocabularies are the hub's"),
+    OptionRule("tokenizer_type", lambda o: o.text("tokenizer_type") == "GPT2BPETokenizer",
+         "this Megatron reads gpt2 of Hugging Face's hub for GPT2BPETokenizer, whatever "
+         "data.vocab_file is, and fails where it can't reach it",
+         "Take NullTokenizer for data that is tokenized, or HuggingFaceTokenizer with a folder as "
+         "data.tokenizer_model.", "vocabularies are the hub's", lacking=True),
 )
 """What a program goes on without."""
 # fmt: on

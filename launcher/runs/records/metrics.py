@@ -24,7 +24,8 @@ class TrainingStep:
 
     A loss that isn't in the line is None: Megatron leaves it out where no iteration advanced, or
     where it is NaN. `losses` are the others, by the log's names. `skipped` and `nan` are numbers
-    of iterations. Energy is in J for each iteration and GPU, power in W for each GPU.
+    of iterations. Energy is in J for each iteration and GPU, power in W for each GPU, `data_ms` the
+    host's wait for data in an iteration.
     """
 
     iteration: int
@@ -36,6 +37,7 @@ class TrainingStep:
     reported_tflops_per_gpu: float | None = _logged("throughput per GPU (TFLOP/s/GPU)")
     energy_j: float | None = _logged("energy per GPU (J/iter/GPU)")
     power_w: float | None = _logged("power per GPU (W/GPU)")
+    data_ms: float | None = _logged("waiting for data (ms)")
     learning_rate: float | None = _logged("learning rate")
     decoupled_learning_rate: float | None = _logged("decoupled learning rate")
     global_batch_size: int | None = _logged("global batch size")

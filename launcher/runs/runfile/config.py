@@ -112,8 +112,7 @@ class Model(Strict):
 class Training(Strict):
     """Batches, steps, optimizer and precision.
 
-    `precision` is another way to write fp16 and bf16, of which either counts more than `auto`;
-    fp8 is bf16 with megatron_args' fp8_format: hybrid.
+    `precision` is fp16, bf16, or fp8: bf16 with fp8_format: hybrid. fp16, bf16 outweigh `auto`.
     """
 
     micro_batch_size: MicroBatch | None = None

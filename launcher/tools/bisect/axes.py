@@ -59,7 +59,7 @@ class Axis:
             return HIDDEN
         if value is UNSET:
             return "none" if self.kind == PACKAGE else "not set"
-        return str(value)
+        return str(value.get("name") or value["tag"]) if self.kind == IMAGE else str(value)
 
 
 @dataclass(frozen=True)
@@ -109,9 +109,9 @@ class Differences:
         parts = list[str]()
         for kind in dict.fromkeys(axis.kind for axis, at in pairs if at):
             mine = [(axis, at) for axis, at in pairs if axis.kind == kind]
-            gone = [f"{axis.name} {axis.told(at)}".strip() for axis, at in mine if at]
+            last = [f"{axis.name} {axis.told(at)}".strip() for axis, at in mine if at][-1]
             done, steps = sum(at for _, at in mine), sum(axis.steps for axis, _ in mine)
-            parts.append(f"{kind} {gone[-1]}" + (f" ({done} of {steps})" if steps > 1 else ""))
+            parts.append(f"{kind} {last}" if done == 1 else f"{done} of {steps} {kind}s, to {last}")
         return "GOOD with BAD's " + ", ".join(parts)
 
 

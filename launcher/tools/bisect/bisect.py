@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
+from launcher.base import files
 from launcher.base.errors import LauncherError, UsageError
 from launcher.base.screen import Progress, duration
 from launcher.base.settings import settings
@@ -28,6 +29,7 @@ from launcher.tools.bisect.judge import Judge, Outcome
 from launcher.tools.bisect.search import EndsAlikeError, Finding, Point, Verdict
 from launcher.tools.bisect.trial import ShortRun, Trial
 
+HERE = ("docker", "local")
 TRIALS, REQUEST = "trials.jsonl", "bisect.json"
 
 
@@ -72,19 +74,29 @@ class Bisect:
     outcomes: dict[Point, Outcome] = field(default_factory=dict)
     verdicts: dict[Point, Verdict] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        for line in record.read_lines(record.folder(self.name) / TRIALS):
-            self.outcomes[tuple(line["point"])] = Outcome(**line["outcome"])
-
     def find(self) -> Finding:
-        """What makes it fail. Raises NothingFoundError, and EngineError where that is lost."""
+        """What makes it fail. Raises NothingFoundError, and EngineError where that is lost.
+
+        Where another process is at the same, this one waits, and then knows its trials.
+        """
         end = self.differences.end
-        try:
-            if self.judge.compares:
-                self._outcome((0,) * len(end))
-            return search.find(end, self.ask)
-        except EndsAlikeError as error:
-            raise self._alike(error) from error
+        with files.folder_lock(record.folder(self.name)):
+            self._load()
+            try:
+                if self.judge.compares:
+                    self.ask((0,) * len(end))
+                return search.find(end, self.ask)
+            except EndsAlikeError as error:
+                raise self._alike(error) from error
+
+    def _load(self) -> None:
+        """Take in what an earlier time has tried."""
+        path = record.folder(self.name) / TRIALS
+        whole, end, cut = path.read_bytes().rpartition(b"\n")
+        if cut:  # the line of a launcher that was killed, behind which another would be lost
+            record.put_bytes(self.name, TRIALS, whole + end)
+        for line in record.read_lines(path):
+            self.outcomes[tuple(line["point"])] = Outcome(**line["outcome"])
 
     def ask(self, point: Point) -> Verdict:
         """The verdict of a point, which is tried unless it was."""
@@ -95,7 +107,8 @@ class Bisect:
         number = [*self.outcomes].index(point) + 1
         took = duration(outcome.seconds) if is_new else "known"
         what = f"trial {number}: {self.differences.told(point)}: {verdict.value} ({took})"
-        self.progress.note(what if verdict is Verdict.GOOD else f"{what}: {outcome.told}")
+        is_shown = verdict is Verdict.SKIPPED or point in (start, self.differences.end)
+        self.progress.note(f"{what}: {outcome.told}" if is_shown else what)
         return verdict
 
     def _outcome(self, point: Point) -> Outcome:
@@ -136,12 +149,17 @@ def bisect(good: str, bad: str, request: BisectRequest, progress: Progress) -> l
     Raises UsageError where the ends aren't there or don't differ, NothingFoundError where they
     can't be told apart by runs, and EngineError.
     """
+    if request.steps < 1:
+        raise UsageError("--steps is above 0")
     sets = [*request.sets]
     good_end, bad_end = (ends.find(text, request.run_file, sets) for text in (good, bad))
-    request = replace(request, backend=request.backend or bad_end.backend or "docker")
-    first = _bisect(
-        differences(good_end, bad_end, str(request.backend), progress), request, progress
-    )
+    on = request.backend or bad_end.backend or HERE[0]
+    if on not in HERE:
+        raise UsageError(
+            f"--backend {on}: trials run on this machine", f"Take {' or '.join(HERE)}."
+        )
+    request = replace(request, backend=on)
+    first = _bisect(differences(good_end, bad_end, on, progress), request, progress)
     finding = first.find()
     commits, why = _commits(first.differences, finding, request.history)
     found = Found(first, finding, (*first.differences.untried, *([why] if why else [])))

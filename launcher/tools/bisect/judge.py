@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from math import isfinite
 
 from launcher.tools.bisect.search import Verdict
 
@@ -52,8 +51,8 @@ class Outcome:
 class Judge:
     """What counts as failing: by default an exit code other than 0, for the cause that BAD has.
 
-    cause: words of the cause instead. loss: how far from GOOD's loss is too far. ms: how many times
-    GOOD's ms a step are too many. check: whether a command of the user's says it.
+    Or one of these. cause: words of the cause. loss: how far from GOOD's is too far. ms: how many
+    times GOOD's ms a step are too many. check: whether a command of the user's says it.
     """
 
     cause: str = ""
@@ -69,10 +68,13 @@ class Judge:
     def verdict(self, outcome: Outcome, good: Outcome | None, bad: Outcome | None) -> Verdict:
         """The verdict of a trial; `good` and `bad` are what came of the ends, as far as is known.
 
-        BAD, or another, which failed in another way than `bad` is no answer.
+        One that failed in another way than `bad` is no answer. Where `bad` isn't started, as its
+        image can't be built, that is the failure.
         """
         if outcome.code is None:
-            return Verdict.SKIPPED
+            judged = bool(self.check or self.compares or self.cause)
+            same = bad is not None and bad.code is None and _alike(outcome.why) == _alike(bad.why)
+            return Verdict.BAD if same and not judged else Verdict.SKIPPED
         if self.check:
             if outcome.check is None or outcome.check == SKIP:
                 return Verdict.SKIPPED
@@ -84,22 +86,20 @@ class Judge:
         wanted = self.cause.lower()
         if wanted:
             return Verdict.BAD if wanted in outcome.cause.lower() else Verdict.SKIPPED
-        same = bad is None or _alike(outcome.cause) == _alike(bad.cause)
+        same = bad is None or (bool(bad.code) and _alike(outcome.cause) == _alike(bad.cause))
         return Verdict.BAD if same else Verdict.SKIPPED
 
     def _compared(self, outcome: Outcome, good: Outcome) -> Verdict:
-        """By loss and ms beside GOOD's; what has neither, as it failed, can't be judged."""
-        limits = [(outcome.loss, good.loss, self.loss, False), (outcome.ms, good.ms, self.ms, True)]
-        far = False
-        for value, reference, limit, is_ratio in limits:
-            if limit is None:
-                continue
-            if value is None or reference is None or outcome.code:
-                return Verdict.SKIPPED
-            most = reference * limit if is_ratio else limit
-            distance = value if is_ratio else abs(value - reference)
-            far = far or not isfinite(value) or distance > most
-        return Verdict.BAD if far else Verdict.GOOD
+        """By loss or ms beside GOOD's; what has none, or failed, can't be judged."""
+        pair = (outcome.ms, good.ms) if self.loss is None else (outcome.loss, good.loss)
+        value, reference = pair
+        if value is None or reference is None or outcome.code:
+            return Verdict.SKIPPED
+        if self.loss is None:
+            near = value <= reference * (self.ms or 1)
+        else:
+            near = abs(value - reference) <= self.loss  # which NaN isn't
+        return Verdict.GOOD if near else Verdict.BAD
 
 
 def _alike(cause: str) -> str:

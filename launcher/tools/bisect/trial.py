@@ -6,6 +6,7 @@ import json
 import math
 import os
 import re
+import secrets
 import statistics
 import subprocess
 import sys
@@ -75,7 +76,9 @@ class ShortRun:
             except LauncherError as error:
                 why = " ".join(str(error).split())[:SHOWN]
                 return Outcome(why=why, seconds=time.monotonic() - began)
-            (scratch / "run.yaml").write_text(json.dumps(config.model_dump(exclude_unset=True)))
+            (scratch / "run.yaml").write_text(
+                json.dumps(config.model_dump(mode="json", exclude_unset=True))
+            )
             outcome = self._run(candidate, scratch / "run.yaml", number)
         return replace(outcome, seconds=time.monotonic() - began)
 
@@ -89,12 +92,16 @@ class ShortRun:
         if candidate.checkout:
             own["source"] = str(candidate.checkout.write(scratch / "source"))
         if candidate.build:
-            own["image"] = {"name": build(candidate.build, candidate.packages, self.progress)}
+            name = build(candidate.build, candidate.packages, self.progress)
+            own["image"] = {"name": name, "python": config.image.python}
         config = source.overridden(config, [Override("bisect", own)])
         return shortened(config, self.steps, candidate.cwd, scratch)
 
     def _run(self, candidate: Candidate, file: Path, number: int) -> Outcome:
-        log, records = self.folder / f"{number}.log", self.folder / "runs" / str(number)
+        log = self.folder / f"{number}.log"
+        records = (
+            self.folder / "runs" / f"{number}-{secrets.token_hex(4)}"
+        )  # its earlier try's stay
         argv = [sys.executable, "-m", "launcher", "run", str(file), "--backend", self.backend]
         argv += ["--tie", *(["--", *candidate.rest] if candidate.rest else [])]
         search = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))

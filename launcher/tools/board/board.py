@@ -38,6 +38,9 @@ def data(cards: Cards, base: str, refresh: int = 0, wanted: runs.Filter | None =
         "base": base,
         "refresh": refresh,
         "notes": _notes(silent),
+        "receipts": {
+            run: [printable(line) for line in lines] for run, lines in cards.receipts.read().items()
+        },
         "written": datetime.now(timezone.utc).isoformat(timespec="seconds"),
     }
     found = cards.read(runs.living(job for _, job in jobs), wanted)

@@ -20,6 +20,7 @@ from launcher.runs.plan.arguments import Value
 from launcher.runs.plan.mounts import PROFILE
 from launcher.runs.records import plot, record, runs
 from launcher.runs.records.metrics import ALARM
+from launcher.tools.forecast.receipt import Receipts
 
 MOST_POINTS = 1000
 """Points of a run's curves; of more steps, those with the lowest and highest losses are taken."""
@@ -69,6 +70,7 @@ class Cards:
 
     def __init__(self) -> None:
         self._kept: dict[str, tuple[object, bytes]] = {}
+        self.receipts = Receipts()
 
     def read(self, alive: Mapping[str, str], wanted: runs.Filter | None = None) -> bytes:
         """The wanted runs as a JSON array; all of them without `wanted`.

@@ -13,7 +13,7 @@ from launcher.agent import series
 from launcher.base.errors import UsageError
 from launcher.base.settings import expanded
 from launcher.runs.plan.program import ProgramKind, program
-from launcher.runs.plan.render import NULL_ADDS_ONE
+from launcher.runs.plan.render import null_adds_one
 from launcher.runs.runfile.config import Data, RunConfig
 from launcher.runs.runfile.source import Origin
 
@@ -137,7 +137,7 @@ def _upstreams(made: Any, size: int, release: str | None) -> dict[str, Any]:
         found = {}
     if found and all(Path(path).is_absolute() and Path(path).exists() for path in found.values()):
         return {"tokenizer_type": made["type"], "vocab_size": size, **found}
-    size -= series.has(release, NULL_ADDS_ONE)
+    size -= null_adds_one(release)
     return {"tokenizer_type": "NullTokenizer", "vocab_size": size}
 
 

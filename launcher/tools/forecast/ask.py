@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
@@ -72,12 +72,15 @@ def _this_machine() -> str:
     return facts.place({"host": host}, on_cpu=True)
 
 
-def of_record(run: str, fact: Fact) -> Forecast:
-    """The forecast that a run of this site had before its start: by the runs before it."""
+def of_record(run: str, fact: Fact, known: Iterable[Fact] | None = None) -> Forecast:
+    """The forecast that a run of this site had before its start: by the runs before it.
+
+    `known` are the runs to look for those among, in place of those that there are records of.
+    """
     kept = record.read(run, record.FACTS) or {}
     gpus = (kept.get("machine") or {}).get("gpus") or ()
     one = min(gpus, key=lambda gpu: gpu["total"], default=None)
     able = tuple(one["capability"]) if one and one.get("capability") else None
     name = "" if fact.work.on_cpu else fact.place
     machine = Machine(fact.place, name, one["total"] if one and name else 0, able)
-    return forecast(fact.work, machine, site.earlier(fact.place, fact.created))
+    return forecast(fact.work, machine, site.earlier(fact.place, fact.created, known))

@@ -51,7 +51,7 @@ micro-batch: their beginnings and ends; as GPT-2 took on H100s by one GPU, TP, P
 """
 
 LATENCY = 0.03
-"""ms before a sum over the ranks of tensor parallelism begins to move: GPT-2, TP=2, on H100s."""
+"""ms before what ranks send each other in a layer begins to move: GPT-2, TP=2, on H100s."""
 
 CPU_TFLOPS, CPU_MEMORY = 0.05, 0.02
 """A CPU's rates in TFLOP/s and TB/s, for how its runs go with each other alone, as "cpu" above."""
@@ -60,6 +60,7 @@ OFF = {
     "kernels": (0.85, 1.06),
     "graphed": (0.85, 1.06),
     "compiled": (0.85, 1.06),
+    "experts": (0.82, 0.95),
     "eager": (0.80, 1.15),
     "upstream": (0.65, 1.45),
 }
@@ -170,20 +171,22 @@ def step(work: Work, card: GpuRates) -> StepCost | None:
 
 
 def starts(work: Work) -> str:
-    """What starts a step's kernels; as trainer/fast/fast.py chooses."""
+    """What starts a step's kernels; as trainer/fast/fast.py chooses, with torch 2.8 or newer."""
     options, where = work.options, work.where
     if work.on_cpu:
         return "cpu"
     if work.program != model.GPT:
         return "upstream"
     plain = options.get("transformer_impl") == "transformer_engine" or "no_fast" in options
-    if plain or where.context > 1 or "num_experts" in options:
+    experts = "num_experts" in options
+    grouped = where.tensor == where.context == 1 and {"swiglu", "bf16"} <= options.keys()
+    if plain or (experts and not grouped):
         return "eager"
     if "num_layers_per_virtual_pipeline_stage" in options or "recompute_granularity" in options:
         return "compiled"
     learned = options.get("position_embedding_type", "learned_absolute") == "learned_absolute"
     like_gpt2 = learned and "swiglu" not in options and work.kernels
-    split = where.tensor * where.pipeline > 1
+    split = where.model > 1 or experts or "fp8_format" in options
     return "kernels" if like_gpt2 and work.precision == "bf16" and not split else "graphed"
 
 
@@ -193,8 +196,8 @@ def _communication(
     """ms in which a GPU sends: rings send 2·(n - 1)/n of what they sum over n.
 
     A layer of tensor parallelism sums its output four times, forward and backward; a pipeline
-    passes it on twice; context parallelism passes keys and values around; experts get their tokens
-    and give them back, forward and backward; data parallelism sums the gradients, half of which
+    passes it on twice; context parallelism gives heads away and gets them back, and experts' tokens
+    are sent and come back, forward and backward; data parallelism sums the gradients, half of which
     hides behind computing where that is overlapped. What goes beyond a machine takes its network:
     ranks of tensor parallelism are neighbours, then those of context, data and pipeline
     parallelism, as Megatron orders them.
@@ -217,17 +220,18 @@ def _communication(
     gradients = hidden * needed.gradients * 2 * (where.data - 1) / where.data
     if graphed and where.data == where.world == 2 and count == 1:
         gradients = needed.gradients / 4  # half of them, in 16 bits: see trainer/fast/gradients.py
-    keys = output * 2 * size.groups * size.head / size.hidden / where.tensor
+    heads = output * 2 * (size.heads + size.groups) * size.head / size.hidden / where.tensor
     sent = {
         "tensor": summed * 2 * (where.tensor - 1) / where.tensor,
         "pipeline": 2 * output * (where.pipeline > 1),
-        "context": 3 * layers * keys * (where.context - 1),
+        "context": 2 * layers * heads * (where.context - 1) / where.context,
         "data": gradients,
     }
     if over > 1 and size.experts:
         routed = 4 * size.expert_layers / where.pipeline * output * size.routed
         sent["data"] += routed / where.tensor * (over - 1) / over
-    ms = 4 * layers * count * LATENCY * (where.tensor > 1 and not work.on_cpu)
+    times = (where.tensor > 1) + (where.context > 1) + (over > 1)
+    ms = 0.0 if work.on_cpu else 4 * layers * count * LATENCY * times
     for ranks, size_of in sent.items():
         ms += size_of / ((card.network or 1) if far[ranks] else card.link) / 1e6
     return ms
@@ -239,9 +243,15 @@ def is_known(work: Work, card: str) -> bool:
     return bool(found and found.alias in MEASURED_ON) and work.where.world <= MOST_MEASURED
 
 
+def usual_off(work: Work) -> tuple[float, float]:
+    """OFF of what starts its kernels, where experts that are compiled are a kind of their own."""
+    how = starts(work)
+    return OFF["experts" if how in COMPILED and "num_experts" in work.options else how]
+
+
 def off(work: Work, card: str) -> tuple[float, float]:
     """The least and the most that a forecast by published rates may be of what the step takes."""
-    least, most = OFF[starts(work)]
+    least, most = usual_off(work)
     wider = 1 if is_known(work, card) else ELSEWHERE
     return least / wider, most * wider
 

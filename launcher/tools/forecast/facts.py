@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
-from datetime import datetime, timedelta, timezone
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
 from statistics import median
 from typing import Any
 
 from launcher.runs.records import metrics, plot, record
+from launcher.tools.forecast import costs
 from launcher.tools.forecast import work as works
 from launcher.tools.forecast.work import Work
 
@@ -49,6 +50,7 @@ MIB = 1 << 20
 class Fact:
     """What a run took. `place` is what it ran on: a GPU's name, or a machine's on the CPU.
 
+    whole: whether `seconds` and the counts are of all of it, and not of its newest lines
     ms: of most steps; mean_ms: of all, but for what `seconds` has under other names than steps,
     slower steps and data; spread: the ms that a tenth of the lines were below, and above
     """
@@ -70,6 +72,8 @@ class Fact:
     joules: float | None = None
     attempts: int = 1
     outcome: str = ""
+    knows_data: bool = False
+    whole: bool = True
 
     @property
     def total(self) -> float:
@@ -97,19 +101,24 @@ class _Line:
         return self.count * self.ms / 1000
 
 
-def of_run(run: str) -> Fact | None:
-    """What a run took by its record; None where that doesn't say it, as before its second line."""
+def of_run(run: str, most: int = 0) -> Fact | None:
+    """What a run took by its record; None where that doesn't say it, as before its second line.
+
+    `most` are the bytes to read of its metrics, the newest; 0 for all.
+    """
     kept = record.load(run, record.folder(run) / record.FILE)
     if kept is None:
         return None
-    found = [*plot.read_metrics(run)]
+    path = record.folder(run) / record.METRICS
+    found = [*record.newest_lines(path, most)][::-1] if most else [*record.read_lines(path)]
     endings = [*record.read_lines(record.folder(run) / record.ENDINGS)]
     plan, facts = record.read(run, record.PLAN) or {}, record.read(run, record.FACTS) or {}
     try:
         done = works.of_record(plan, kept.config)
-        return _fact(kept, done, place(facts, on_cpu=done.on_cpu), found, endings)
+        fact = _fact(kept, done, place(facts, on_cpu=done.on_cpu), found, endings)
     except FOREIGN:
         return None
+    return replace(fact, whole=not most) if fact else None
 
 
 def place(facts: Mapping[str, Any], *, on_cpu: bool) -> str:
@@ -126,11 +135,11 @@ def _fact(
     kept: record.Record,
     done: Work,
     where: str,
-    found: Sequence[Mapping[str, Any]],
+    found: Sequence[dict[str, Any]],
     endings: Sequence[Mapping[str, Any]],
 ) -> Fact | None:
     steps = [each for each in found if each["kind"] == plot.STEP]
-    whole = {(e["attempt"], e["iteration"]) for e in plot.continued(map(dict, found))}
+    whole = {(e["attempt"], e["iteration"]) for e in plot.continued(found)}
     attempts = sorted({each["attempt"] for each in steps})
     lines = {at: [*_lines([e for e in steps if e["attempt"] == at])] for at in attempts}
     validated = {each["iteration"] for each in found if each["kind"] == plot.VALIDATION}
@@ -144,7 +153,9 @@ def _fact(
     if not plain:
         return None
     ms = _median(plain)
-    spent = _Spent(done, validated, ms)
+    hidden = costs.starts(done) in ("kernels", *costs.COMPILED)  # behind the GPU's work
+    waits = 0.0 if hidden else median(line.data / line.count for line in plain)
+    spent = _Spent(done, validated, ms, ms / 1000 - waits)
     begun = datetime.fromisoformat(kept.created)
     for at in attempts:
         ending = next((one for one in endings if one.get("attempt") == at), {})
@@ -174,6 +185,7 @@ def _fact(
         joules=_joules(steps, lines, done),
         attempts=len({*attempts, *(one.get("attempt", 0) for one in endings)}),
         outcome=str(endings[-1].get("outcome", "")) if endings else "",
+        knows_data=any(each.get("data_ms") is not None for each in steps),
     )
 
 
@@ -193,7 +205,7 @@ def _lines(steps: Sequence[Mapping[str, Any]]) -> Iterator[_Line]:
 
 def _time(text: object) -> datetime | None:
     with suppress(TypeError, ValueError):
-        return datetime.strptime(str(text), "%Y-%m-%d %H:%M:%S").replace(tzinfo=timezone.utc)
+        return datetime.fromisoformat(f"{text}+00:00")
     return None
 
 
@@ -214,8 +226,9 @@ def _median(lines: Sequence[_Line]) -> float:
 class _Spent:
     """Adds up where the seconds of a run's attempts went."""
 
-    def __init__(self, work: Work, validated: set[int], ms: float) -> None:
-        self.work, self.validated, self.ms = work, validated, ms
+    def __init__(self, work: Work, validated: set[int], ms: float, usual: float) -> None:
+        """`usual`: a step's seconds without its wait for data, where that isn't hidden."""
+        self.work, self.validated, self.ms, self.usual = work, validated, ms, usual
         self.seconds = dict.fromkeys(PARTS, 0.0)
         self.saves = self.evaluations = self.lost = 0
         self.each = 0.0  # seconds of an evaluation
@@ -252,17 +265,28 @@ class _Spent:
             rest = max(0.0, (ended - lines[-1].time - shift).total_seconds())
             self.seconds[HANGS if by == "the watchdog" else END] += rest
 
-    def _more(self, line: _Line) -> float:
-        """Seconds that a line took beside its steps' usual ones."""
-        return max(0.0, line.seconds - line.count * self.ms / 1000 - line.data) + line.gap
+    def _more(self, line: _Line, *, plain: bool = False) -> float:
+        """Seconds that a line took beside its steps' usual ones and its waits for data."""
+        alone = line.seconds - self._data(line, plain=plain)
+        return max(0.0, alone - line.count * self.usual) + line.gap
+
+    def _data(self, line: _Line, *, plain: bool = False) -> float:
+        """Seconds lost by waiting for data.
+
+        Where the GPU works meanwhile, only what a line took more that has nothing else in it.
+        """
+        if self.usual * 1000 != self.ms:
+            return min(line.data, line.seconds)
+        return min(line.data, max(0.0, line.seconds - line.count * self.usual)) if plain else 0.0
 
     def _line(self, line: _Line, *, is_first: bool) -> None:
-        more = self._more(line)
         saves, evaluated = _saves(self.work, line), _evaluated(self.validated, line)
+        plain = not (is_first or saves or evaluated)
+        more, data = self._more(line, plain=plain), self._data(line, plain=plain)
         self.saves += saves
         self.evaluations += evaluated
-        self.seconds[DATA] += line.data
-        self.seconds[STEPS] += line.seconds + line.gap - more - line.data
+        self.seconds[DATA] += data
+        self.seconds[STEPS] += line.seconds + line.gap - more - data
         if is_first:
             self.seconds[WARM_UP] += more
         elif saves and evaluated:

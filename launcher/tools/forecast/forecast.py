@@ -14,30 +14,22 @@ from launcher.runs.records import throughput
 from launcher.tools.forecast import costs, facts, site
 from launcher.tools.forecast.costs import GpuRates
 from launcher.tools.forecast.facts import Fact
-from launcher.tools.forecast.site import StepTime
+from launcher.tools.forecast.site import Range, StepTime
 from launcher.tools.forecast.work import Work
 
 PASS = 1 / 3
 """Of a step's time, that of an evaluation's iteration: it has no way back, which is two thirds."""
 
 
-@dataclass(frozen=True)
-class Range:
-    """A number, with the least and the most that it may be."""
-
-    value: float
-    least: float
-    most: float
-
-    def __add__(self, other: Range) -> Range:
-        return Range(self.value + other.value, self.least + other.least, self.most + other.most)
-
-    def times(self, factor: float) -> Range:
-        """It, so many times."""
-        return Range(self.value * factor, self.least * factor, self.most * factor)
-
-
 NOTHING = Range(0, 0, 0)
+
+MEMORY_OFF = {False: 0.07, True: 0.1}
+"""How far memory may be off, either way, of dense models and of those with experts, whose tokens
+aren't spread evenly: the dense ones of bench/gpu/runs.yaml were within it."""
+
+
+MEMORY_SOURCE = "the model's sizes (arXiv:2205.05198)"
+FROM_RECORDS = "earlier runs here"
 
 
 @dataclass(frozen=True)
@@ -92,6 +84,14 @@ class Forecast:
     sources: dict[str, str] = field(default_factory=dict)
 
     @property
+    def memory_range(self) -> Range | None:
+        """Bytes on a GPU."""
+        if not (self.memory and self.work.shape):
+            return None
+        off, total = MEMORY_OFF[bool(self.work.shape.experts)], self.memory.total
+        return Range(total, total * (1 - off), total * (1 + off))
+
+    @property
     def tokens_per_s(self) -> Range | None:
         """Of all GPUs together."""
         if not (self.step and self.work.shape):
@@ -120,13 +120,18 @@ def forecast(
         unknown.append("the model's sizes aren't known: no memory, no disk, no time by rates")
     elif step is None:
         unknown.append(_why_no_time(work, machine, card))
+    if any(name.startswith("fp8") for name in work.options) and step and not step.measured:
+        unknown.append("what FP8 gains: it is counted as bf16")
     size = memory.bytes_of_checkpoint(work.program, work.options, work.where)
     saves = bool(work.options.get("save"))
     saving = _saving(work, size, known) if saves and size else None
     if saves and saving is None:
         unknown.append("the time of a save: none was measured here, so hours are without saves")
-    sources = {"memory": "Korthikanti et al. 2022 and bench/gpu/runs.yaml"} if needed else {}
+    sources = {"memory": MEMORY_SOURCE} if needed else {}
     sources |= {"step": step.source} if step else {}
+    sources |= {"checkpoints": "the model's sizes"} if size and saves else {}
+    sources |= {"saves": FROM_RECORDS} if saving else {}
+    sources |= {"start, evaluations, end": FROM_RECORDS} if known else {}
     hours = _hours(work, step, saving, known) if step and work.steps else None
     if hours and not known:
         unknown.append("how long a start and compiling take here: hours are without them")
@@ -166,7 +171,7 @@ def _saving(work: Work, size: int, known: Sequence[Fact]) -> Range | None:
     times, same = list[float](), list[float]()
     for one in known:
         bytes_of = memory.bytes_of_checkpoint(one.work.program, one.work.options, one.work.where)
-        if one.saves and bytes_of:
+        if one.saves and bytes_of and one.whole:
             each = one.seconds[facts.SAVES] / one.saves
             same += [each] if one.work.key == work.key else []
             times += [each, each * size / bytes_of]
@@ -176,8 +181,10 @@ def _saving(work: Work, size: int, known: Sequence[Fact]) -> Range | None:
 
 def _hours(work: Work, step: StepTime, saving: Range | None, known: Sequence[Fact]) -> Range:
     """Hours of the whole run: start, steps, evaluations, saves, end."""
-    same, steps = step.measured, work.steps
-    pace = median(one.mean_ms for one in same) if same else step.ms
+    steps = work.steps
+    pace = median(one.mean_ms for one in step.measured) if step.measured else step.ms
+    same = tuple(one for one in step.measured if one.whole)
+    known = tuple(one for one in known if one.whole)
     seconds = Range(pace, min(pace, step.least), max(pace, step.most)).times(steps / 1000)
     if same and any(one.evaluations for one in same):
         found = [
@@ -185,7 +192,7 @@ def _hours(work: Work, step: StepTime, saving: Range | None, known: Sequence[Fac
         ]
         each = Range(median(found), min(found), max(found))
     else:
-        ms = Range(step.ms, step.least, step.most)
+        ms = step.range
         each = ms.times(work.number("eval_iters", 100) * PASS / 1000)
     inner = max(0, work.evaluations - 1) if same else work.evaluations
     seconds += each.times(inner)

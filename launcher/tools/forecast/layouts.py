@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from math import log2
 
-from launcher.runs.checks.fit import MARGIN, MOST_TENSOR
+from launcher.runs.checks.fit import MARGIN, MOST_TENSOR, smallest
+from launcher.runs.checks.machine import Gpu
 from launcher.runs.plan import layout
 from launcher.runs.plan.model import PADDING
 from launcher.runs.plan.render import values_of
@@ -22,21 +24,27 @@ MOST_TRIED, SHOWN = 12, 2
 
 
 def nearest(run: Resolved, machine: Machine, known: Sequence[Fact]) -> list[Other]:
-    """The two nearest layouts that fit; none where the GPU's memory, or the model, isn't known."""
-    base = of_resolved(run)
-    if base.on_cpu or not machine.total or base.memory() is None:
+    """The two nearest layouts that fit; none where the GPU's memory, or the model, isn't known.
+
+    Where the run itself doesn't fit, the least change with which it would comes first.
+    """
+    base, needed = of_resolved(run), None
+    if not base.on_cpu and machine.total:
+        needed = base.memory(machine.capability)
+    if needed is None:
         return []
     found, faulty = list[Other](), {fault.key for fault in run.faults}
-    for sets in _candidates(run.config, base):
+    candidates = [*_candidates(run.config, base)]
+    if needed.total > machine.total * (1 - MARGIN):
+        card = Gpu(0, "", machine.card, machine.total, 0, machine.capability, "")
+        candidates = [*filter(None, [smallest(run.config, run.processes, card)]), *candidates]
+    for sets in candidates:
         config = layout.with_precision(overridden(run.config, [Override("forecast", sets)]))
         where = layout.layout(config, run.processes)
         broken = layout.faults(config, where, run.facts.release)
         if any(fault.key not in faulty for fault in broken):
             continue
-        work = Work(
-            *(base.program, values_of(config, where), where),
-            *(base.nodes, base.on_cpu, base.kernels, base.keep),
-        )
+        work = replace(base, options=values_of(config, where), where=where)
         needed = work.memory(machine.capability)
         if needed and needed.total <= machine.total * (1 - MARGIN):
             step = site.step(work, machine.rates(work), known)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from math import exp, log
@@ -16,8 +17,9 @@ from launcher.tools.forecast.costs import GpuRates, StepCost
 from launcher.tools.forecast.facts import Fact
 from launcher.tools.forecast.work import Work
 
-MOST_RUNS, MOST_BYTES = 60, 4 << 20
-"""Of earlier runs, the newest, and of their metrics: a forecast takes no third of a second."""
+MOST_RUNS, MOST_BYTES, LARGE = 30, 3 << 19, 1 << 18
+"""Of earlier runs, the newest, and of their metrics, in all and of one: a forecast takes no third
+of a second."""
 
 NEAREST = 3
 """Runs with other work by which a step is scaled: those whose steps are the most alike."""
@@ -25,8 +27,27 @@ NEAREST = 3
 FEW = 3
 """Kinds of work with which one can be left out, to see how far the others are off."""
 
+BEYOND = 1.25
+"""By how much another kind of work may be further off than those that were left out."""
+
 UNSURE = 2.0
 """How far off, either way, a step may be that is scaled from fewer."""
+
+
+@dataclass(frozen=True)
+class Range:
+    """A number, with the least and the most that it may be."""
+
+    value: float
+    least: float
+    most: float
+
+    def __add__(self, other: Range) -> Range:
+        return Range(self.value + other.value, self.least + other.least, self.most + other.most)
+
+    def times(self, factor: float) -> Range:
+        """It, so many times."""
+        return Range(self.value * factor, self.least * factor, self.most * factor)
 
 
 @dataclass(frozen=True)
@@ -43,10 +64,20 @@ class StepTime:
     cost: StepCost | None = None
     measured: tuple[Fact, ...] = ()
 
+    @property
+    def range(self) -> Range:
+        """ms, at least and at most."""
+        return Range(self.ms, self.least, self.most)
 
-def earlier(place: str, before: str = "") -> list[Fact]:
-    """What runs on such a machine or card took, newest first; those created before a time alone."""
-    return [one for one in _each(before) if _is_same(one.place, place)] if place else []
+
+def earlier(place: str, before: str = "", known: Iterable[Fact] | None = None) -> list[Fact]:
+    """What runs on such a machine or card took, newest first; those created before a time alone.
+
+    `known` are the runs to choose from, in place of those that there are records of.
+    """
+    every = read() if known is None else known
+    some = [one for one in every if not before or one.created < before]
+    return [one for one in some if _is_same(one.place, place)] if place else []
 
 
 def _is_same(one: str, other: str) -> bool:
@@ -55,22 +86,26 @@ def _is_same(one: str, other: str) -> bool:
     return one == other or (found is not None and found == throughput.card(other))
 
 
-def _each(before: str) -> Iterator[Fact]:
-    folder, found = str(settings().runs), list[tuple[float, str]]()
-    if os.path.isdir(folder):
-        with os.scandir(folder) as entries:
-            for one in entries:
-                name = f"{one.path}/{record.METRICS}"
-                if os.path.exists(name):
-                    found.append((os.stat(name).st_mtime, one.name))
+def read() -> Iterator[Fact]:
+    """What the newest runs took, as many as a forecast has time for."""
     left = MOST_BYTES
-    for _, run in islice(sorted(found, reverse=True), MOST_RUNS):
-        left -= os.path.getsize(f"{folder}/{run}/{record.METRICS}")
+    for run, _, size in islice(newest(), MOST_RUNS):
+        left -= min(size, LARGE)
         if left < 0:
             return
-        took = facts.of_run(run)
-        if took and not (before and took.created >= before):
+        if took := facts.of_run(run, LARGE if size > LARGE else 0):
             yield took
+
+
+def newest() -> list[tuple[str, float, int]]:
+    """The runs that have metrics, those first that changed last: when that was, and their bytes."""
+    folder, found = str(settings().runs), list[tuple[str, float, int]]()
+    with suppress(OSError), os.scandir(folder) as entries:
+        for one in entries:
+            with suppress(OSError):
+                about = os.stat(f"{one.path}/{record.METRICS}")
+                found.append((one.name, about.st_mtime, about.st_size))
+    return sorted(found, key=lambda run: -run[1])
 
 
 def step(work: Work, card: GpuRates | None, known: Sequence[Fact]) -> StepTime | None:
@@ -89,9 +124,10 @@ def step(work: Work, card: GpuRates | None, known: Sequence[Fact]) -> StepTime |
     if card is None:
         return None
     least, most = costs.off(work, card.name)
-    told = "published rates of the card; such forecasts were "
-    told += f"{costs.OFF[costs.starts(work)][0]:.2f} to {costs.OFF[costs.starts(work)][1]:.2f} of "
-    told += "what runs on H100s and H200s took"
+    told = (
+        "published rates of the card; such forecasts were {:.2f} to {:.2f} of what runs on H100s "
+    )
+    told = f"{told}and H200s took".format(*costs.usual_off(work))
     if not costs.is_known(work, card.name):
         told += ", and this one is beyond those: a prediction"
     return StepTime(cost.ms, cost.ms / most, cost.ms / least, told, cost)
@@ -134,7 +170,7 @@ def _scaled(
         if len(pairs) >= FEW
     ]
     low, high = (min(left_out), max(left_out)) if left_out else (1 / UNSURE, UNSURE)
-    low, high = min(low, 1 / 1.1), max(high, 1.1)
+    low, high = (min(low, 1) / BEYOND, max(high, 1) * BEYOND) if left_out else (low, high)
     told = f"{_runs(len(alike))} with other work here"
     told += f"; each left out, the others were {low:.2f} to {high:.2f} of it" if left_out else ""
     told += "" if left_out else f", so that it may be {UNSURE:g} times off"

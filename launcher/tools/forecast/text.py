@@ -8,7 +8,8 @@ from typing import Any
 
 from launcher.runs.checks.machine import GB
 from launcher.tools.forecast import costs
-from launcher.tools.forecast.forecast import Forecast, Other, Range
+from launcher.tools.forecast.forecast import Forecast, Other
+from launcher.tools.forecast.site import Range
 
 UNITS = ((1e15, "P"), (1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k"))
 WIDTH = 12
@@ -30,14 +31,16 @@ def _subjects(found: Forecast) -> Iterator[tuple[str, str]]:
         parts = asdict(needed)
         parts["CUDA, NCCL"] = parts.pop("overhead")
         told = ", ".join(f"{name} {size / GB:.1f}" for name, size in parts.items() if size)
-        yield "memory", f"{needed.total / GB:.1f} GB on a GPU{_free(found)}: {told}"
+        yield "memory", f"{_memory(found)}: {told}; by {found.sources['memory']}"
     if step := found.step:
-        yield "step", f"{span(Range(step.ms, step.least, step.most), ms)}, by {step.source}"
+        yield "step", f"{span(step.range, ms)}, by {step.source}"
     if rate := found.tokens_per_s:
         yield "tokens/s", span(rate, count)
     if step and step.cost:
         total = sum(step.cost.parts.values())
-        told = ", ".join(f"{name} {ms / total:.0%}" for name, ms in step.cost.parts.items() if ms)
+        told = ", ".join(
+            f"{name} {ms / total:.0%}" for name, ms in step.cost.parts.items() if ms > total / 200
+        )
         yield "bound by", told.replace("%", " %")
     if hours := found.hours:
         told = f"{span(hours, duration)}: {found.work.steps} steps, {count(found.tokens)} tokens"
@@ -60,16 +63,21 @@ def _subjects(found: Forecast) -> Iterator[tuple[str, str]]:
         yield "disk", told
     for other in found.others:
         yield "or", _other(other)
+    if found.memory and 0 < found.machine.total < found.memory.total and not found.others:
+        yield "or", "none of the layouts next to this one fits on so many of these GPUs"
     for text in found.unknown:
         yield "not known", text
 
 
-def _free(found: Forecast) -> str:
-    total = found.machine.total
-    if not (total and found.memory):
-        return ""
-    free = (total - found.memory.total) / GB
-    return f" of {total / GB:.1f}, {free:.1f} free" if free >= 0 else f", {-free:.1f} too many"
+def _memory(found: Forecast) -> str:
+    """What a GPU needs of what it has."""
+    assert found.memory_range
+    total, needed = found.machine.total, found.memory_range
+    told = f"{span(needed, lambda size: f'{size / GB:.1f}')} GB on a GPU"
+    if not total:
+        return told
+    free = (total - needed.value) / GB
+    return f"{told} of {total / GB:.1f}, {abs(free):.1f} {'free' if free >= 0 else 'too many'}"
 
 
 def _other(other: Other) -> str:
@@ -77,7 +85,7 @@ def _other(other: Other) -> str:
         f"{key.partition('.')[2]} {'none' if value is None else str(value).lower()}"
         for key, value in other.sets.items()
     )
-    time = other.step and span(Range(other.step.ms, other.step.least, other.step.most), ms)
+    time = span(other.step.range, ms) if other.step else ""
     return f"{sets}: {other.bytes / GB:.1f} GB" + (f", {time}" if time else "")
 
 
@@ -129,15 +137,15 @@ def as_json(found: Forecast) -> dict[str, Any]:
         return asdict(value) if value else None
 
     step, needed = found.step, found.memory
-    as_range = step and Range(step.ms, step.least, step.most)
     return {
         "card": found.machine.card or None,
         "place": found.machine.place or None,
         "world": found.work.where.world,
         "nodes": found.work.nodes,
+        "memory_range": ranged(found.memory_range),
         "memory": asdict(needed) | {"total": needed.total} if needed else None,
         "memory_of_card": found.machine.total or None,
-        "step_ms": ranged(as_range),
+        "step_ms": ranged(step.range if step else None),
         "step_parts_ms": costs.fields(step.cost) if step and step.cost else None,
         "bound": step.cost.bound if step and step.cost else None,
         "tokens_per_s": ranged(found.tokens_per_s),
@@ -155,9 +163,7 @@ def as_json(found: Forecast) -> dict[str, Any]:
             {
                 "set": other.sets,
                 "bytes": other.bytes,
-                "step_ms": ranged(
-                    other.step and Range(other.step.ms, other.step.least, other.step.most)
-                ),
+                "step_ms": ranged(other.step.range if other.step else None),
             }
             for other in found.others
         ],

@@ -11,13 +11,11 @@ from launcher.tools.importing.starts import Start, as_pairs
 
 CARRIED = frozenset(
     "nproc_per_node nnodes node_rank master_addr master_port max_restarts num_gpus num_nodes "
-    "num_processes num_machines machine_rank main_process_ip main_process_port include".split()
+    "num_processes num_machines machine_rank main_process_ip main_process_port include standalone "
+    "use_env rdzv_backend rdzv_endpoint rdzv_id rdzv_conf start_method no_local_rank multi_gpu "
+    "no_python same_network launcher".split()
 )
-ITSELF = frozenset(
-    "standalone use_env rdzv_backend rdzv_endpoint rdzv_id rdzv_conf start_method no_local_rank "
-    "multi_gpu no_python same_network launcher".split()
-)
-"""What the runner does itself, in its own way."""
+"""What is carried over, and what the runner does itself, in its own way."""
 RENAMED = {
     "num_gpus": "nproc_per_node",
     "num_nodes": "nnodes",
@@ -32,7 +30,7 @@ def set_processes(sheet: Sheet, start: Start, around: Around) -> None:
     given = dict[str, Word]()
     for name, word in as_pairs(start.starter, start.options):
         given[RENAMED.get(name, name)] = word
-        if name not in CARRIED | ITSELF:
+        if name not in CARRIED:
             value = f" {word.text}" if word.text else ""
             sheet.tell(word.line, f"{start.starter}'s {name}{value}: not carried over")
     counts = around.counts

@@ -119,7 +119,7 @@ class Recorder:
         if run.stopped and not run.commands:
             raise UsageError(f"{self.call.path}: {run.stopped}, and nothing was started before")
         if run.stopped:
-            self.told.append(Unfollowed(run.commands[-1].line, f"{run.stopped}: stopped there"))
+            self._tell(run.commands[-1].line, f"{run.stopped}: stopped there")
         other = self._run(replace(world, number=2))
         self._tell_decisions(run, other)
         self._tell_files(run)
@@ -163,8 +163,8 @@ class Recorder:
             arguments = {shown(one, {}) for one in names_in(row)} or asked
             if not arguments:
                 continue
-            for name in placeholders.set_in_block(text, line) - assigned - {*self.names, *found}:
-                found[name] = ", ".join(sorted(arguments))
+            there = placeholders.set_in_block(text, line) - assigned - {*self.names, *found}
+            found |= dict.fromkeys(sorted(there), ", ".join(sorted(arguments)))
         labels = {n: f"{n}, which {by} decides" for n, by in found.items()}
         self.template = replace(self.template, labels={**self.template.labels, **labels})
         return [name for name in found if name not in self.given]
@@ -250,7 +250,7 @@ class Recorder:
     def _compared(self, run: ScriptRun, other: ScriptRun, world: World) -> list[Command]:
         """The run's commands, each word marked that depends on what isn't known."""
         if len(run.commands) != len(other.commands):
-            self.told.append(Unfollowed(1, "how many commands it runs depends on what isn't given"))
+            self._tell(1, "how many commands it runs depends on what isn't given")
         twins = twins_of(run.commands, other.commands)
         differing = [
             differing_words(one.words, twin.words if twin else ())
@@ -302,7 +302,8 @@ class Recorder:
             if not names_in(run.commands[number].words[at].text)
         }
         causes = dict[tuple[int, int], list[str]]()
-        names = ["", "SLURM_JOB_ID", "DATE", "GPUS", "HOST", *world.numeric, *self.names, "OUT"]
+        names = ["", "SLURM_JOB_ID", "DATE", "GPUS", "HOST", *sorted(world.numeric), *self.names]
+        names.append("OUT")
         for name in list(dict.fromkeys(names))[:MOST_NAMES]:
             if not open_ - {*causes}:
                 break
@@ -356,14 +357,15 @@ class Recorder:
 
     # What is said of a run
 
+    def _tell(self, line: int, what: str) -> None:
+        self.told.append(Unfollowed(line, what))
+
     def _tell_exits(self, run: ScriptRun) -> None:
         for line, text in run.trace:
             if re.match(r"exit\b", text):
-                self.told.append(
-                    Unfollowed(line, f"{text}: passed over, as nothing was started yet")
-                )
+                self._tell(line, f"{text}: passed over, as nothing was started yet")
                 return
-        self.told.append(Unfollowed(1, "it ends after a failure here: that is passed over"))
+        self._tell(1, "it ends after a failure here: that is passed over")
 
     def _tell_decisions(self, run: ScriptRun, other: ScriptRun) -> None:
         """Say which tests are decided by what isn't given, or by files that aren't here."""
@@ -390,13 +392,11 @@ class Recorder:
                 named = names_in(text) or [name for name in read if name in tainted]
                 names = [shown(n, self.template.labels) for n in dict.fromkeys(named)]
                 what = ", ".join(names) or "what isn't given"
-                self.told.append(Unfollowed(line, f"{row[:60]}: decided by {what}"))
+                self._tell(line, f"{row[:60]}: decided by {what}")
             elif unset:
-                self.told.append(Unfollowed(line, f"{row[:60]}: {unset} is taken as not set"))
+                self._tell(line, f"{row[:60]}: {unset} is taken as not set")
             elif missing and not missing[1].strip("'").startswith(str(self.call.folder)):
-                self.told.append(
-                    Unfollowed(line, f"{row[:60]}: {missing[1]} is taken as not there")
-                )
+                self._tell(line, f"{row[:60]}: {missing[1]} is taken as not there")
             else:
                 continue
             seen.add(line)
@@ -404,20 +404,20 @@ class Recorder:
     def _tell_files(self, run: ScriptRun) -> None:
         """Say which files it reads further lines from that aren't here, and what bash refuses."""
         for match in re.finditer(r"(?m)line (\d+): (syntax error.*)$", run.stderr):
-            self.told.append(Unfollowed(int(match[1]), f"bash says: {match[2]}"))
+            self._tell(int(match[1]), f"bash says: {match[2]}")
         for match in re.finditer(r"line (\d+): (\S+): No such file or directory", run.stderr):
             row = self._row(int(match[1]))
             if re.match(r"\s*(source|\.)\s", row):
                 path = readable(match[2], self.template.labels)
                 what = f"{path} isn't here: what it sets isn't known"
-                self.told.append(Unfollowed(int(match[1]), what))
+                self._tell(int(match[1]), what)
 
     def _tell_defaults(self) -> None:
         """Say which counts have a default in the script because a cluster sets them elsewhere."""
         for line, row in enumerate(self.call.text.splitlines(), 1):
             for name, default in COUNTED.findall(row.partition("#")[0]):
                 if name not in self.given and name not in self.machine.variables and default:
-                    self.told.append(Unfollowed(line, f"{name} isn't given: {default} is taken"))
+                    self._tell(line, f"{name} isn't given: {default} is taken")
 
     def _row(self, line: int) -> str:
         rows = self.call.text.splitlines()

@@ -230,19 +230,8 @@ class Container:
         roots = {f"/{Path(path).parts[1]}" for path in (call.cwd, call.folder) if path != Path("/")}
         writable = {"/run", "/tmp", "/home", *roots}  # noqa: S108 - the container's own
         name = f"launcher-import-{uuid.uuid4().hex}"
-        argv = [
-            "docker",
-            "run",
-            "--rm",
-            "--name",
-            name,
-            "--interactive",
-            "--network",
-            "none",
-            "--log-driver",
-            "none",
-            "--read-only",
-        ]
+        argv = "docker run --rm --interactive --network none --log-driver none --read-only".split()
+        argv += ["--name", name]
         user = f"{os.getuid()}:{os.getgid()}" if os.getuid() else "65534:65534"
         argv += ["--user", user, "--cap-drop", "ALL", "--security-opt", "no-new-privileges"]
         argv += ["--memory", str(MEMORY), "--pids-limit", str(PROCESSES), "--pull", "never"]
@@ -254,9 +243,7 @@ class Container:
             argv += ["--env", f"{key}={value}"]
         start = f'mkdir {INSIDE} && cd {INSIDE} && tar xf - && exec ./driver "$@"'
         argv += [self.image, "-pc", start, "bash", str(SECONDS), str(call.cwd), str(call.path)]
-        outer = {
-            name: os.environ[name] for name in ("PATH", "HOME", "DOCKER_HOST") if name in os.environ
-        }
+        outer = {one: os.environ.get(one, "") for one in ("PATH", "HOME", "DOCKER_HOST")}
         try:
             with _open_bytes(_packed(call.text)) as archive:
                 return _bounded([*argv, *call.arguments], outer, stdin=archive)

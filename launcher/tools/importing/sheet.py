@@ -26,6 +26,7 @@ from launcher.runs.runfile.values import parse_gpus
 from launcher.tools.importing.commands import Unfollowed
 
 NUMBER = re.compile(r"(?=.{1,18}$)[+-]?(?!0\d)(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
+OWN_SECTIONS: Mapping[str, type[BaseModel]] = {"slurm": Slurm, "resources": Resources}
 ORDER = ("name", "image", "program", "gpus", "nodes", "max_restarts")
 
 
@@ -53,7 +54,7 @@ class Sheet:
                 if _same(value, texts, exact=True):
                     self.megatron[last] = form
                     return
-            elif _same(value, texts, exact=False) and _fits(section, last, value):
+            elif _same(value, texts, exact=False) and fits(section, {last: value}):
                 self.keys[key] = form
                 return
         self.tell(line, f"{name} {' '.join(texts)}: {key} doesn't take it")
@@ -107,17 +108,9 @@ def _same(value: Any, texts: list[str], *, exact: bool) -> bool:
     return True
 
 
-def _fits(section: str, key: str, value: object) -> bool:
-    try:
-        arguments.SECTIONS[section].model_validate({key: value})
-    except ValidationError:
-        return False
-    return True
-
-
-def fits(section: str, values: dict[str, object]) -> bool:
-    """Whether a section that is no program's takes the values."""
-    models: dict[str, type[BaseModel]] = {"slurm": Slurm, "resources": Resources}
+def fits(section: str, values: Mapping[str, object]) -> bool:
+    """Whether a section takes the values."""
+    models: Mapping[str, type[BaseModel]] = {**arguments.SECTIONS, **OWN_SECTIONS}
     try:
         models[section].model_validate(values)
     except ValidationError:

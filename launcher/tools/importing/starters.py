@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -47,29 +48,15 @@ GPUS = re.compile(r"(?:gpu(?::|$))?(?:([A-Za-z][\w.-]*)(?::|$))?(\d*)")
 COUNT = re.compile(r"(?:[A-Za-z][\w.-]*:)?(\d+)")
 
 
-@dataclass(frozen=True)
-class OptionTable:
-    """The options of a family: what is done with each, their long names, those without a value.
-
-    An option that isn't a flag takes the next word, where that is no option.
-    """
-
-    does: Mapping[str, str]
-    names: Mapping[str, str]
-    flags: frozenset[str]
-
-
 @cache
-def tables() -> Mapping[str, OptionTable]:
-    """The families of starters.yaml."""
-    found = {}
-    for family, rows in yaml.safe_load(TABLE.read_text("utf-8")).items():
-        further = rows.pop("flags").split()
-        parts = {name: row.split() for name, row in rows.items()}
-        names = {one[1:]: name for name, row in parts.items() for one in row if one[0] == "-"}
-        flags = frozenset([*further, *(name for name, row in parts.items() if "flag" in row)])
-        found[family] = OptionTable({name: row[0] for name, row in parts.items()}, names, flags)
-    return found
+def tables() -> Mapping[str, Any]:
+    """The families of starters.yaml, which says what their keys are."""
+    found = yaml.safe_load(TABLE.read_text("utf-8"))
+    for rows in found.values():
+        rows["short"] = dict(one.split("=") for one in rows["short"].split())
+        rows["flags"] = rows["flags"].split()
+        rows["does"] |= dict.fromkeys(rows["itself"].split(), "itself")
+    return dict(found)
 
 
 @dataclass(frozen=True)
@@ -166,10 +153,10 @@ def options(family: str, words: Sequence[Word]) -> Iterator[tuple[str, Word]]:
         name, equals, value = text.lstrip("-").partition("=")
         if not text.startswith("--") and family == "slurm" and len(text) > 2:
             name, equals, value = text[1], "=", text[2:].removeprefix("=")
-        name = table.names.get(name, name)
+        name = table["short"].get(name, name)
         if equals:
             yield name, Word(value, word.line, word.unknown)
-        elif name in table.flags or at == len(words) or words[at].text.startswith("-"):
+        elif name in table["flags"] or at == len(words) or words[at].text.startswith("-"):
             yield name, Word("", word.line, word.unknown)
         else:
             yield name, words[at]
@@ -178,13 +165,13 @@ def options(family: str, words: Sequence[Word]) -> Iterator[tuple[str, Word]]:
 
 def _ask(found: Around, family: str, named: str, words: Sequence[Word]) -> None:
     """Note what the options of a starter ask for, up to the first word that is none."""
-    does = tables()[family].does
+    table = tables()[family]
     for name, word in options(family, words):
         if not name:
             if family in ("docker", "apptainer"):
                 found.image = word
             return
-        what, _, key = does.get(name, does["other"]).partition("=")
+        what, _, key = table["does"].get(name, table["other"]).partition("=")
         if _is_noted(found, name, word, what, key):
             continue
         if word.unknown:

@@ -22,8 +22,6 @@ WITH_VALUE = {
     "log_dir role gpu_ids deepspeed_config_file dynamo_backend num_cpu_threads_per_process",
 }
 """Options of the starters that take a value, as their --help has them."""
-SAME = frozenset("node_rank master_addr master_port machine_rank main_process_ip".split())
-"""What the nodes of one run are each told differently."""
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from launcher.base.screen import duration
 from launcher.images.matrix.render import between_markers
 from launcher.tools.pages import page
 from launcher.tools.trials.report import BEGIN, END, PAGE, TABLE, load_committed, plain, table
-from launcher.tools.trials.result import ORDER, STAGES, CellResult, warned
+from launcher.tools.trials.result import ORDER, STAGES, Cell, CellResult, warned
 
 PARTS = Path(__file__).with_name("page")
 """The template of the page, its style and its script."""
@@ -109,15 +109,19 @@ def as_html(results: Sequence[CellResult], title: str = "Compatibility") -> str:
     )
 
 
-def rendered(root: Path) -> dict[Path, str]:
+def rendered(root: Path, rows: Mapping[Cell, str | None] | None = None) -> dict[Path, str]:
     """docs/compat.md with the table of the committed results, and their page.
+
+    rows: what is expected of the matrix's own cells; rows without a result are untried
 
     Raises UsageError where the markers of the table are missing.
     """
     results, shown = load_committed(root), root / TABLE
     if not results or not shown.exists():
         return {}
-    text = between_markers(shown, table(results), BEGIN, END)
+    tried = {one.tag for one in results}
+    untried = {one: wanted for one, wanted in (rows or {}).items() if one.tag not in tried}
+    text = between_markers(shown, table(results, untried), BEGIN, END)
     return {shown: text, root / PAGE: as_html(results, "What was tried")}
 
 

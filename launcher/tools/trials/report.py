@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from itertools import count
 from pathlib import Path
@@ -15,7 +15,7 @@ from xml.etree import ElementTree
 
 from launcher.base import files
 from launcher.base.errors import UsageError
-from launcher.tools.trials.result import CellResult, cause, warned
+from launcher.tools.trials.result import Cell, CellResult, cause, warned
 
 RESULTS, PAGE, TABLE = "docs/compat.json", "docs/compat.html", "docs/compat.md"
 """Committed results, their page, and the page with their table, below the matrix' folder."""
@@ -82,8 +82,8 @@ def as_markdown(results: Sequence[CellResult]) -> str:
     return table(results) + "".join(f"{line}\n" for line in [*head, *rows])
 
 
-def table(results: Iterable[CellResult]) -> str:
-    """The cells, a row for each."""
+def table(results: Iterable[CellResult], untried: Mapping[Cell, str | None] | None = None) -> str:
+    """The cells, a row for each; at the end those that are untried, with what is expected."""
     lines = ["| tag | Megatron | verdict | expected | on | why |", "|---|---|---|---|---|---|"]
     for one in results:
         causes = "; ".join(dict.fromkeys(filter(None, map(cause, one.warnings))))
@@ -92,6 +92,8 @@ def table(results: Iterable[CellResult]) -> str:
         expected = f"{one.expected}{mark}" if one.expected else "-"
         cells = map(_cell, (one.tag, one.megatron, one.told, expected, one.trained_on))
         lines.append(_row(*cells, why))
+    for cell, wanted in (untried or {}).items():
+        lines.append(_row(cell.tag, cell.megatron, "untried", wanted or "-", "", ""))
     return "\n".join(lines) + "\n"
 
 

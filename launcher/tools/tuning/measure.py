@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from threading import Timer
 from typing import Any
 
 from launcher.agent import costs
@@ -41,8 +42,19 @@ NEVER = 10**9
 SILENCE = 600
 """Seconds after which a run that writes nothing is ended."""
 
-RESERVED = 2
-"""Runs, as long as the last one, that fit in before the end: one more, and the traced one."""
+FEW, SURE = 1.03, 1.0
+"""Two lines that are so alike tell it after so many seconds."""
+
+WARM_UP = 4
+"""Steps of a process that compile, warm up and capture: as trainer/fast/fast.py's `slow_steps`."""
+
+TRACED_AFTER = 3
+"""Settings after which time is kept for the traced run: with fewer, another setting says more."""
+
+LINE = 1.0
+"""Seconds that a line should take at least: of slow steps, each has a line."""
+
+OVER = "the time was over"
 
 MEASUREMENTS = "measured.jsonl"
 RATE_SECONDS = 120
@@ -65,16 +77,31 @@ Tell = Callable[[str], None]
 """Shows how far a measurement is."""
 
 
-def short(config: RunConfig, steps: int) -> dict[str, object]:
-    """The keys that make a run of a few steps of it, which writes and evaluates nothing."""
-    every = max(1, steps // LINES)
+def lines_every(steps: int, ms: float | None) -> int:
+    """Steps of a line of a run of so many, whose steps should take so long."""
+    most = max(1, steps // LINES)
+    return most if ms is None else min(most, max(1, round(LINE * 1000 / ms)))
+
+
+def short(config: RunConfig, steps: int, every: int) -> dict[str, object]:
+    """The keys that make a run of a few steps of it, which writes and evaluates nothing.
+
+    `every`: steps of a line.
+    """
     nothing = "checkpoint.save checkpoint.load checkpoint.save_interval checkpoint.keep "
     nothing += "logging.tensorboard_dir logging.wandb_project logging.check_replicas_interval"
     found: dict[str, object] = dict.fromkeys(nothing.split())
     found |= {"logging.log_interval": every, "logging.eval_interval": NEVER, "profile": None}
-    found |= {"megatron_args.exit_interval": every * LINES, "max_restarts": 0}
+    found |= {"megatron_args.exit_interval": _end(steps, every), "max_restarts": 0}
     found |= {"watchdog.timeout": SILENCE, "watchdog.action": "end"}
     return found | {f"guard.on_{what}": "ignore" for what in ("nan", "spike", "flat")}
+
+
+def _end(steps: int, every: int) -> int:
+    """The last step: a line's, once all have warmed up."""
+    return every * max(
+        LINES, -(-max(steps, WARM_UP + 1) // every) if every > 1 else WARM_UP + LINES
+    )
 
 
 def rates(chosen: Backend, config: RunConfig, precision: str) -> Mapping[str, Any] | None:
@@ -113,26 +140,30 @@ class Runs:
         self.known = {found.setting: found for found in known}
         self.best: float | None = None
         self.first = True
-        self.last = 0.0  # seconds
+        self.last, self.made = 0.0, 0  # seconds of the last run, and how many were measured
 
     def __call__(self, setting: Setting) -> Measurement | None:
         """What the setting takes; None where there is no more time."""
         found = self.known.get(setting)
         if found is None:
-            began = time.monotonic()
-            if began + RESERVED * self.last > self.until:
+            began, until = time.monotonic(), self.until
+            until -= self.last if self.made >= TRACED_AFTER else 0.0
+            if began + self.last > until:
                 return None
-            found = self._run(setting)
+            found = self._run(setting, until)
             if found.why.startswith(PORT):  # by another run, meanwhile
-                found = self._run(setting)
-            self.last = time.monotonic() - began
+                found = self._run(setting, until)
+            if found.why == OVER:
+                return None
+            self.last, self.made = time.monotonic() - began, self.made + 1
             record.append(self.name, MEASUREMENTS, as_line(found))
             self.known[setting] = found
         if found.ms and not (self.best and self.best < found.ms):
             self.best = found.ms
         return found
 
-    def _run(self, setting: Setting, more: Changes | None = None) -> Measurement:
+    def _run(self, setting: Setting, until: float, more: Changes | None = None) -> Measurement:
+        """A run, ended once it has told what a step takes, and at the latest `until` then."""
         argv = self._argv(setting, more or {})
         steps, mib, tail, ended = list[metrics.TrainingStep](), list[float](), list[str](), False
         began = time.monotonic()
@@ -145,6 +176,8 @@ class Runs:
             errors="replace",
             env=os.environ | {"LAUNCHER_RUNS": str(self.folder / "runs")},
         ) as process:
+            late = Timer(max(0.0, until - time.monotonic()), process.terminate)
+            late.start()
             try:
                 for line in _lines(process):
                     tail = [*tail[-300:], line]
@@ -160,10 +193,14 @@ class Runs:
             except BaseException:
                 process.terminate()
                 raise
-        self.first = False
-        took = [step.ms_per_step for step in steps[1:]]
-        if took and (ended or process.returncode == 0):
+            finally:
+                late.cancel()
+        self.first, over = False, time.monotonic() >= until
+        took = [step.ms_per_step for step in settled(steps)]
+        if took and (ended or over or process.returncode == 0):
             return Measurement(setting, min(took), max(mib, default=None))  # some compile late
+        if over:
+            return Measurement(setting, None, None, OVER)
         return Measurement(setting, None, None, *_why(tail, process.returncode))
 
     def _argv(self, setting: Setting, more: Changes) -> list[str]:
@@ -173,11 +210,18 @@ class Runs:
         argv += [] if self.first else ["--no-preflight"]  # memory and rules were looked at
         return [*argv, *(["--", *self.rest] if self.rest else [])]
 
-    def shares(self, setting: Setting, steps: int) -> dict[str, float]:
-        """What a setting's step goes to, the largest first; {} where a trace can't tell."""
-        first = 2 * max(1, steps // LINES) + 1
+    def shares(self, setting: Setting) -> dict[str, float]:
+        """What a setting's step goes to, the largest first; {} where a trace can't tell.
+
+        Nor where no time is left for it.
+        """
+        if time.monotonic() + self.last / 2 > self.until:
+            return {}
+        every = self.given["logging.log_interval"]
+        assert isinstance(every, int)
+        first = max(2 * every, WARM_UP) + 1
         traced = {"steps": f"{first}-{first + 2}", "folder": str(self.folder / "profile")}
-        self._run(setting, {"profile": traced})
+        self._run(setting, self.until, {"profile": traced})
         found = dict[str, float]()
         for told in record.read_lines(self.folder / "profile" / COSTS.format(0)):
             for cost in told.get("costs", ()):
@@ -186,22 +230,32 @@ class Runs:
         return dict(sorted(found.items(), key=lambda one: -one[1]))
 
 
+def settled(steps: Sequence[metrics.TrainingStep]) -> list[metrics.TrainingStep]:
+    """The lines but the first, and but those in which a process still compiles and warms up."""
+    begins = [0, *(step.iteration for step in steps)]
+    later = [step for step, begin in zip(steps, begins, strict=False) if begin >= WARM_UP]
+    return later if later and later[0] is not steps[0] else later[1:]
+
+
 def is_slow(steps: Sequence[metrics.TrainingStep], best: float | None) -> bool:
-    """Whether none of two lines after the first comes near the best setting's ms."""
-    if not best or len(steps) <= 2:
-        return False
-    return min(step.ms_per_step for step in steps[1:]) > SLOW * best
+    """Whether none of two lines after warming up comes near the best setting's ms."""
+    later = [step.ms_per_step for step in settled(steps)]
+    return best is not None and len(later) > 1 and min(later) > SLOW * best
 
 
 def has_told(steps: Sequence[metrics.TrainingStep]) -> bool:
-    """Whether the lines after the first took long enough, and the last two are alike."""
-    if len(steps) <= 2:
+    """Whether the last two lines are alike, and took long enough for how alike they are."""
+    later = settled(steps)
+    if len(later) < 2:
         return False
+    least, most = sorted(step.ms_per_step for step in later[-2:])
     ends = [step.iteration for step in steps]
-    least, most = sorted(step.ms_per_step for step in steps[-2:])
-    lasted = zip(steps[1:], ends, ends[1:], strict=False)
-    seconds = sum(step.ms_per_step * (end - start) for step, start, end in lasted) / 1000
-    return most <= STEADY * least and seconds > ENOUGH
+    counts = [end - begin for begin, end in zip([0, *ends], ends, strict=False)]
+    seconds = sum(
+        step.ms_per_step * count / 1000
+        for step, count in zip(later, counts[-len(later) :], strict=True)
+    )
+    return (most <= FEW * least and seconds > SURE) or (most <= STEADY * least and seconds > ENOUGH)
 
 
 def _set(key: str, value: object) -> str:

@@ -150,7 +150,7 @@ class Prediction:
         if not space.total:
             yield "the card's memory isn't known, so what doesn't fit isn't left out"
         if self.best:
-            least, most = costs.OFF[costs.starts(predict.work(space, self.best.setting))]
+            least, most = costs.usual_off(predict.work(space, self.best.setting))
             yield (
                 f"such predictions were {least:.2f} to {most:.2f} of what runs on H100s and H200s "
                 "took, two at most; other cards weren't measured"
@@ -197,10 +197,18 @@ def tune(
     rates = measure.rates(chosen, space.config, precision)
     card = _card(ground.gpu, precision, rates)
     progress.close()
-    given = ground.given | measure.short(space.config, wanted.steps)
+
+    def predicted(setting: Setting) -> float | None:
+        found = predict.predict(space, setting, card) if card else None
+        return found.ms if found else None
+
+    every = measure.lines_every(wanted.steps, predicted(Setting()))
+    given = ground.given | measure.short(space.config, wanted.steps, every)
     until = began + 60 * wanted.minutes
     runs = measure.Runs(name, words, asked.rest, given, until, progress.show)
     known = set(runs.known)
+    for line in _beforehand(space, predicted(Setting())):
+        progress.note(line)
     progress.note(HEADS)
 
     def measured(setting: Setting) -> Measurement | None:
@@ -209,20 +217,17 @@ def tune(
             progress.note(_row(found) + " (known)" * (setting in known))
         return found
 
-    def predicted(setting: Setting) -> float | None:
-        found = predict.predict(space, setting, card) if card else None
-        return found.ms if found else None
-
     search = Search(space, predicted, measured)
     best = search.run()
     if best is None or best.ms is None:
         if search.alike:
             record.put_bytes(name, measure.MEASUREMENTS, b"")  # for when that is mended
         ended = {one.why: one.cure for one in search.tried.values()}
-        cures = ". ".join(filter(None, [*ended.values(), f"Their logs: {runs.folder / 'runs'}"]))
+        more = [*ended.values()] or ["Give it more: --minutes M"]
+        cures = ". ".join(filter(None, [*more, f"Their logs: {runs.folder / 'runs'}"]))
         raise LauncherError(f"no setting ran: {'; '.join(ended) or 'the time was over'}", cures)
     progress.step(f"what a step's time goes to: {best.setting}")
-    shares = runs.shares(best.setting, wanted.steps)
+    shares = runs.shares(best.setting)
     progress.close()
     lines = [*_told(ground, search, best, rates, shares)]
     lines.append(f"it took {duration(time.monotonic() - began)}; kept in {runs.folder}")
@@ -246,6 +251,15 @@ def _card(name: str, precision: str, rates: object) -> GpuRates | None:
         return known
     link = known.link if known else 16.0
     return GpuRates(name or "the CPU", float(rates["tflops"]), float(rates["memory"]), link)
+
+
+def _beforehand(space: Space, ms: float | None) -> Iterator[str]:
+    """What a step of the run as given should take, and whether it fits."""
+    if ms:
+        yield f"as given, a step should take about {ms:.1f} ms by the card's rates"
+    needed = memory.estimate(space.config, space.where(Setting()), space.capability)
+    if space.total and needed:
+        yield f"it needs about {needed.total / 1e9:.1f} GB of a GPU's {space.total / 1e9:.1f}"
 
 
 def _row(found: Measurement) -> str:
@@ -272,6 +286,8 @@ def _told(
             f"{tflops:.3g} TFLOP/s on each of {where.world}, {tflops / most:.0%} of the "
             f"{most:.3g} that matrix products alone reach here in {predict.precision(config)}"
         ).replace("%", " %")
+    if not shares:
+        yield "no time was left to trace a step, or its trace says nothing: --minutes gives more"
     if shares:
         told = ", ".join(f"{part} {share:.0%}" for part, share in shares.items())
         yield f"a step goes to {told}".replace("%", " %")

@@ -4,13 +4,35 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from pathlib import Path
 
 import yaml
 
-from launcher.base import yamlfile
+from launcher.base import files, yamlfile
 from launcher.runs.runfile import source
 from launcher.runs.runfile.config import RunConfig
+from launcher.runs.runfile.source import Override
 from launcher.tools.tuning.settings import Changes
+
+
+def write(
+    target: Path,
+    name: str,
+    config: RunConfig,
+    laid: Sequence[Override],
+    changes: Changes,
+    lines: Sequence[str],
+) -> None:
+    """Write the run file `name` with what is laid over it and the changes, below `lines`.
+
+    config: what it says with what is laid over it. Raises OSError where `target` is there.
+    """
+    keys = {key: value for one in laid for key, value in one.values.items()}
+    keys = {**keys, **changes}
+    label, path = source.find(name)
+    wanted = source.overridden(config, [Override("tune", keys)])
+    text = changed(yamlfile.read(path, label), keys, wanted)
+    files.write_new(target, headed(text, [f"Tuned by `launcher tune {name}`:", *lines]))
 
 
 def changed(text: str, changes: Changes, wanted: RunConfig) -> str:

@@ -23,6 +23,9 @@ GROUPS = (
 """Where Megatron's optimizers have parameters and their masters: the distributed one, the other."""
 
 
+MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
 @dataclass
 class BufferPiece:
     """A master, fp32; its gradient, fp32 [elements]; and what it is of the model, in 16 bits.
@@ -123,8 +126,9 @@ def gather(inner: Any, whole: bool) -> Iterator[Buffer]:
         gradient = _flat([one.gradient for one in pieces])
         if gradient.dtype != torch.float32:
             raise ValueError(f"gradients in {gradient.dtype}")
-        masters, mean, square = (torch.zeros_like(gradient) for _ in range(3))
-        decayed, counted = (torch.zeros_like(gradient, dtype=torch.bool) for _ in range(2))
+        masters, decayed = torch.zeros_like(gradient), torch.zeros_like(gradient, dtype=torch.bool)
+        counts = [_is_counted(one.master) for one in pieces]
+        counted = None if all(counts) else torch.zeros_like(decayed)
         halves = [one.model for one in pieces if one.model is not None]
         beside = len(halves) == len(pieces) and len({each.dtype for each in halves}) == 1
         model: torch.Tensor | None = None
@@ -134,32 +138,43 @@ def gather(inner: Any, whole: bool) -> Iterator[Buffer]:
             masters = _flat([one.master.data for one in pieces])
         elif beside and all(one.gradient.storage_offset() % ALIGNED == 0 for one in pieces):
             model = torch.zeros_like(gradient, dtype=halves[0].dtype)
+        begins = [one.gradient.storage_offset() - gradient.storage_offset() for one in pieces]
+        places = [
+            slice(at, at + one.gradient.numel()) for at, one in zip(begins, pieces, strict=True)
+        ]
         pairs = []
-        for one in pieces:
-            begins = one.gradient.storage_offset() - gradient.storage_offset()
-            master, at = one.master, slice(begins, begins + one.gradient.numel())
+        for one, at, counts_too in zip(pieces, places, counts, strict=True):
             if halves or not placed:
-                _move(master, masters[at])
+                _move(one.master, masters[at])
             decayed[at] = one.decays
-            counted[at] = param_is_not_shared(master) and param_is_not_tensor_parallel_duplicate(
-                master
-            )
+            if counted is not None:
+                counted[at] = counts_too
             if one.model is not None and model is None:
-                pairs.append((one.model.data, master.data))
+                pairs.append((one.model.data, one.master.data))
             elif one.model is not None and model is not None and not placed:
                 _move(one.model, model[at])
-            state = inner.optimizer.state[master]
-            for name, moments in (("exp_avg", mean), ("exp_avg_sq", square)):
-                if name in state:
-                    moments[at] = state[name].view(-1)
-                state[name] = moments[at].view(master.shape)
-        everything = int(counted.sum()) == sum(one.gradient.numel() for one in pieces)
-        yield Buffer(
-            *(gradient, masters, mean, square, _lines(decayed)),
-            counted=None if everything else counted,
-            model=model,
-            pairs=pairs,
-        )
+        mean, square = _moments(inner, pieces, places, gradient)  # where the masters were before
+        yield Buffer(gradient, masters, mean, square, _lines(decayed), counted, model, pairs)
+
+
+def _moments(
+    inner: Any, pieces: list[BufferPiece], places: list[slice], gradient: torch.Tensor
+) -> list[torch.Tensor]:
+    """Both, fp32 [elements], with what is there of them, and their places in the state."""
+    moments = [torch.zeros_like(gradient) for _ in MOMENTS]
+    for one, at in zip(pieces, places, strict=True):
+        state = inner.optimizer.state[one.master]
+        for name, whole in zip(MOMENTS, moments, strict=True):
+            if name in state:
+                whole[at] = state[name].view(-1)
+            state[name] = whole[at].view(one.master.shape)
+    return moments
+
+
+def _is_counted(master: torch.Tensor) -> bool:
+    """Whether the gradient's norm has it on this rank."""
+    alone = param_is_not_shared(master) and param_is_not_tensor_parallel_duplicate(master)
+    return bool(alone)
 
 
 def _lines(decayed: torch.Tensor) -> torch.Tensor:

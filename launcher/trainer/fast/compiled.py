@@ -208,6 +208,7 @@ class GPT(GPTModel):
     compiled: Any = None
     loss: Any = staticmethod(losses)
     output_loss: Any = staticmethod(OutputLoss.apply)
+    expert_ranks: Any = None
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Megatron's: losses [b, s] where labels are given."""
@@ -278,7 +279,7 @@ class GPT(GPTModel):
         """Have `experts`' grouped products in each layer."""
         from launcher.trainer.fast import experts
 
-        ranks = experts.ExpertRanks(self.config.num_moe_experts)
+        ranks = self.expert_ranks = experts.ExpertRanks(self.config.num_moe_experts)
         for layer in self.decoder.layers:
             layer.mlp.__class__, layer.mlp.ranks = experts.ExpertLayer, ranks  # no spec names it
 

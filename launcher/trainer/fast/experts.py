@@ -9,7 +9,7 @@ to know on the host how much.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -21,27 +21,51 @@ from torch import Tensor
 from torch.nn.functional import linear, silu
 
 from launcher.trainer.fast.kernels import experts as kernels
+from launcher.trainer.fast.kernels import products
 
 TINY = 1e-20
 """What scores are divided by at least: Megatron's router."""
 
 
 class ExpertRanks:
-    """The ranks that experts are over: `count` of them are here, from `first` on."""
+    """The ranks that experts are over: `count` of them are here, from `first` on.
+
+    `put` writes weights' gradients to where they belong, as `GatheredGradients.put`.
+    """
+
+    put: Callable[[Sequence[Any], Tensor, bool], bool] = staticmethod(lambda *_: False)
 
     def __init__(self, experts: int) -> None:
         self.group = parallel_state.get_expert_model_parallel_group()
         self.size = torch.distributed.get_world_size(self.group)
         self.count = experts // self.size
         self.first = torch.distributed.get_rank(self.group) * self.count
+        self.sent: Callable[[], Tensor] | None = None
 
-    def gathered(self, x: Tensor) -> Tensor:
-        """[n, …] of each rank to [ranks × n, …]."""
+    def gathered(self, x: Tensor) -> Callable[[], Tensor]:
+        """[n, …] of each rank to [ranks × n, …], once that is asked for."""
         if self.size == 1:
-            return x
+            return lambda: x
         whole = x.new_empty(self.size * x.shape[0], *x.shape[1:])
-        torch.distributed.all_gather_into_tensor(whole, x.contiguous(), group=self.group)
-        return whole
+        given = {"group": self.group, "async_op": True}
+        begun = torch.distributed.all_gather_into_tensor(whole, x.contiguous(), **given)
+        return _ended(begun, whole)
+
+    @torch._dynamo.disable
+    def send(self, x: Tensor) -> None:
+        """Have tokens gathered, while it is found out who wants them."""
+        self.sent = self.gathered(x.detach())
+
+    def tokens(self, x: Tensor) -> Tensor:
+        """All ranks' tokens, of which `send` has sent these, x [n, h]."""
+        begun, self.sent = self.sent or self.gathered(x), None
+        return begun()
+
+    def gradients(self, weights: Sequence[Any], made: Tensor, backwards: bool) -> list[Any]:
+        """Of each of the weights, from those of all as they lie; None where `put` took them."""
+        if self.put(weights, made, backwards):
+            return [None] * len(weights)
+        return list(made.unbind(0))[:: -1 if backwards else 1]
 
     def scattered(self, x: Tensor) -> Callable[[], Tensor]:
         """[ranks × n, …] to this rank's [n, …] of the sum over all, once that is asked for."""
@@ -50,12 +74,17 @@ class ExpertRanks:
         mine = x.new_empty(x.shape[0] // self.size, *x.shape[1:])
         given = {"group": self.group, "async_op": True}
         begun = torch.distributed.reduce_scatter_tensor(mine, x.contiguous(), **given)
+        return _ended(begun, mine)
 
-        def summed() -> Tensor:
-            begun.wait()
-            return mine
 
-        return summed
+def _ended(begun: Any, made: Tensor) -> Callable[[], Tensor]:
+    """What gives `made` once the work on it is waited for."""
+
+    def wait() -> Tensor:
+        begun.wait()
+        return made
+
+    return wait
 
 
 class Rows:
@@ -93,27 +122,47 @@ class Rows:
         return torch.where(here, values[torch.where(here, self.places, 0)], 0.0)
 
 
-def stacked(weights: tuple[Tensor, ...]) -> tuple[Tensor, bool]:
-    """[experts, output, input], and whether the last expert comes first.
+def laid(weights: Sequence[Tensor]) -> tuple[Tensor | None, bool]:
+    """A view of all, [experts, …], and whether the last expert comes first in it.
 
-    A view where they lie at equal distances, as in the optimizer's buffers, which have parameters
-    in the opposite order; else a copy.
+    They lie at equal distances in the optimizer's and data parallelism's buffers, which have
+    parameters in the opposite order; None where they don't.
     """
-    if len(weights) == 1:
-        return weights[0].detach().unsqueeze(0), False
     places = [each.data_ptr() for each in weights]
-    steps = {b - a for a, b in pairwise(places)}
+    steps = {b - a for a, b in pairwise(places)} or {weights[0].nbytes}
     storages = {each.untyped_storage().data_ptr() for each in weights}
     if len(steps) > 1 or len(storages) > 1:
-        return torch.stack(weights), False
+        return None, False
     step, first = steps.pop(), weights[places.index(min(places))].detach()
     distance = abs(step) // first.element_size()
     return first.as_strided((len(weights), *first.shape), (distance, *first.stride())), step < 0
 
 
+def stacked(weights: Sequence[Tensor]) -> tuple[Tensor, bool]:
+    """[experts, output, input], and whether the last expert comes first: a view, or a copy."""
+    view, backwards = laid(weights)
+    return (torch.stack(tuple(weights)), False) if view is None else (view, backwards)
+
+
 def product(rows: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
     """Of rows [n, input] and weights [experts, input, output], each expert's of its own rows."""
-    return torch._grouped_mm(rows, weights, offs=ends)
+    if _by_torch(rows):
+        return torch._grouped_mm(rows, weights, offs=ends)
+    return products.of_rows(rows, weights, ends)
+
+
+def outer(left: Tensor, right: Tensor, ends: Tensor) -> Tensor:
+    """Of rows [n, output] and [n, input] each expert's sum of outer products, [experts, …]."""
+    if _by_torch(left):
+        return torch._grouped_mm(left.t(), right, offs=ends)
+    return products.of_experts(left, right, ends)
+
+
+def _by_torch(x: Tensor) -> bool:
+    """Whether torch (2.8 and newer) has grouped products without the host, from Hopper on."""
+    if not hasattr(torch, "_grouped_mm"):
+        return False
+    return not x.is_cuda or torch.cuda.get_device_capability() >= (9, 0)
 
 
 class Experts(torch.autograd.Function):
@@ -129,10 +178,10 @@ class Experts(torch.autograd.Function):
     ) -> Tensor:
         """`chosen` are numbers of experts, int [n, k]; `weights` all first and all second ones."""
         (first, backwards), (second, _) = _halves(weights)
-        x, both = ranks.gathered(x), ranks.gathered(torch.cat((probs, chosen.float()), dim=1))
+        both = ranks.gathered(torch.cat((probs, chosen.float()), dim=1))()
         probs, numbers = both.chunk(2, dim=1)
         rows = Rows(numbers.int(), ranks, backwards)
-        factors = rows.of_choices(probs)
+        factors, x = rows.of_choices(probs), ranks.tokens(x)
         gates = product(kernels.spread(x, rows.tokens, rows.ends), first.mT, rows.ends)
         y = kernels.swiglu(gates, factors, rows.ends)
         y = product(y, second.mT, rows.ends)
@@ -146,14 +195,16 @@ class Experts(torch.autograd.Function):
         (x, gates, factors, *weights), (rows, ranks) = ctx.saved_tensors, ctx.rest
         (first, backwards), (second, _) = _halves(tuple(weights))
         ends = rows.ends
-        of_y = kernels.spread(ranks.gathered(grads[0].contiguous()), rows.tokens, ends)
+        of_y = ranks.gathered(grads[0].contiguous())
+        x = kernels.spread(x, rows.tokens, ends)  # while these are sent
+        of_y = kernels.spread(of_y(), rows.tokens, ends)
         slopes = product(of_y, second, ends)
         of_gates, of_factors, y = kernels.swiglu_back(gates, factors, slopes, ends)
         of_x = kernels.collect(product(of_gates, first, ends), rows.places, ends)
         of_x, of_probs = ranks.scattered(of_x), ranks.scattered(rows.to_choices(of_factors))
-        of_second = product(of_y.t(), y, ends)  # while these are sent
-        of_first = product(of_gates.t(), kernels.spread(x, rows.tokens, ends), ends)
-        each = [*_apart(of_first, backwards), *_apart(of_second, backwards)]
+        half = len(weights) // 2
+        each = ranks.gradients(weights[half:], outer(of_y, y, ends), backwards)
+        each = ranks.gradients(weights[:half], outer(of_gates, x, ends), backwards) + each
         return of_x(), of_probs(), None, None, *each
 
 
@@ -164,11 +215,6 @@ def _halves(weights: tuple[Tensor, ...]) -> tuple[tuple[Tensor, bool], tuple[Ten
     if both[0][1] != both[1][1]:
         return (torch.stack(weights[:half]), False), (torch.stack(weights[half:]), False)
     return both
-
-
-def _apart(whole: Tensor, backwards: bool) -> list[Tensor]:
-    each = list(whole.unbind(0))
-    return each[::-1] if backwards else each
 
 
 class ExpertLayer(MoELayer):
@@ -182,6 +228,8 @@ class ExpertLayer(MoELayer):
         if self.plain:
             return super().forward(hidden_states, *args, **kwargs)
         x = hidden_states.reshape(-1, hidden_states.shape[-1])
+        if self.ranks.size > 1:
+            self.ranks.send(x)
         probs, chosen, loss = self.route_tokens(x, hidden_states.shape[0])
         out = self._experts(x, probs, chosen, loss).view(hidden_states.shape)
         shared = getattr(self, "shared_experts", None)

@@ -116,17 +116,9 @@ def _against_experts(arguments: argparse.Namespace, layout: RankLayout) -> str:
         "experts by Sinkhorn's rule": arguments.moe_router_load_balancing_type == "sinkhorn",
         "experts in another precision than bf16": not arguments.bf16,
         f"experts of sizes that {ALIGNED} doesn't divide": any(x % ALIGNED for x in sizes),
-        "experts, for want of grouped products": not _has_products() or not _has_triton(),
+        "experts, for want of Triton": not _has_triton(),
     }
     return next((name for name, there in reasons.items() if there), "")
-
-
-def _has_products() -> bool:
-    """Whether torch has grouped products (2.8 and newer) that this GPU (Hopper and newer) does
-    without the host."""
-    if not hasattr(torch, "_grouped_mm"):
-        return False
-    return torch.cuda.get_device_capability(int(os.environ.get("LOCAL_RANK", 0))) >= (9, 0)
 
 
 def _in_kernels(arguments: argparse.Namespace) -> bool:
@@ -260,9 +252,7 @@ class GraphedStep:
         try:
             with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
                 self.outcome = self.body(self._batches())
-        except torch.cuda.OutOfMemoryError:
-            raise
-        except Exception as error:
+        except Exception as error:  # also for want of memory: a graph's is its own
             self._do_without("graphed", f"no CUDA graph: {_first_line(error)}")
         else:
             self.graph = graph

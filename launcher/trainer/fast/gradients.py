@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -61,7 +61,7 @@ class GatheredGradients:
         self.replica = replica
         self.shared = replica.ddp_config.use_distributed_optimizer
         self.taken: list[tuple[Any, torch.Tensor]] = []
-        self.begun = set[Any]()
+        self.begun, self.several, self.factor = set[Any](), several, 1.0
         self.complete: Callable[[], None] = lambda: None
         self.places: dict[Any, torch.Tensor] = {}
         self.own = self.written = self.sent = torch.Tensor()
@@ -73,6 +73,9 @@ class GatheredGradients:
         self.replicas = world if alike and self._have_places() and not several else 0
         for parameter in replica.module.parameters():
             parameter.register_post_accumulate_grad_hook(self._add if several else self._take)
+        for buffer in replica.expert_parallel_buffers:
+            for bucket in buffer.buckets:  # by which Megatron's would multiply them all once more
+                self.factor, bucket.gradient_scaling_factor = bucket.gradient_scaling_factor, 1.0
 
     def begin(self) -> None:
         """Drop what a step has left that failed."""
@@ -134,19 +137,44 @@ class GatheredGradients:
         if half is not None:
             self.shares = [slice(0, half), slice(half, None)]
 
+    def put(self, weights: Sequence[Any], made: torch.Tensor, backwards: bool) -> bool:
+        """Write experts' gradients, or add them: all at once, [experts, …], as `experts.laid` has
+        the weights. False where their places don't lie so."""
+        from launcher.trainer.fast.experts import laid
+        from launcher.trainer.fast.kernels import experts as kernels
+
+        places = [self.places[each] if self.places else each.main_grad for each in weights]
+        into, other = laid(places)
+        if into is None or backwards != other:
+            return False
+        adds = self.several and weights[0] in self.begun
+        self.begun.add(weights[0])
+        kernels.put(made, into, self._factor(weights[0]), adds)
+        return True
+
+    def _factor(self, parameter: Any) -> float:
+        return 1.0 if getattr(parameter, "allreduce", True) else self.factor
+
+    def _made(self, parameter: Any) -> Any:
+        """Its gradient, times what Megatron's would multiply it by; None where it is in place."""
+        made, parameter.grad = parameter.grad, None
+        factor = self._factor(parameter)
+        return made if factor == 1 or made is None else made * factor
+
+    @torch.no_grad()
     def _take(self, parameter: Any) -> None:
-        if parameter.grad is not None:  # else it is in its place
-            self.taken.append((parameter, parameter.grad))
-            parameter.grad = None
+        if (made := self._made(parameter)) is not None:
+            self.taken.append((parameter, made))
 
     @torch.no_grad()
     def _add(self, parameter: Any) -> None:
+        if (made := self._made(parameter)) is None:
+            return
         if parameter in self.begun:
-            parameter.main_grad.add_(parameter.grad)
+            parameter.main_grad.add_(made)
         else:
-            parameter.main_grad.copy_(parameter.grad)
+            parameter.main_grad.copy_(made)
         self.begun.add(parameter)
-        parameter.grad = None
 
     @torch.no_grad()
     def gather(self) -> None:

@@ -57,6 +57,8 @@ class FastTrainer(Trainer):
         if self.path.compiled and alone:
             self.gathered = GatheredGradients(made[0], self.layout.micro_batches > 1)
             self.path = self._reach(self.gathered)
+            if ranks := self.gpt.expert_ranks:
+                ranks.put = self.gathered.put
         return made
 
     def _reach(self, gathered: GatheredGradients) -> fast.Path:

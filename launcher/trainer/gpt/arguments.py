@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
+from importlib.util import find_spec
 from typing import NoReturn
 
 from launcher.agent.ranks.ending import OptionError
@@ -174,8 +174,7 @@ def parser(
     add("--fp16", action="store_true")
     add("--bf16", action="store_true")
     formats = ("e4m3", "hybrid")
-    products = "of layers' products, by Transformer Engine or, without it, by torch"
-    add("--fp8-format", dest="fp8", choices=formats, help=products)
+    add("--fp8-format", dest="fp8", choices=formats, help="of the layers' products")
     recipes = ("tensorwise", "delayed", "mxfp8", "blockwise")
     add("--fp8-recipe", choices=recipes, default="delayed", help="how FP8's scales are computed")
     add("--loss-scale", type=float, help="a constant one, for fp16")
@@ -196,6 +195,8 @@ def parser(
     add("--save")
     add("--load")
     add("--save-interval", type=int)
+    beside = "write them while training goes on, of a copy in the host's memory"
+    add("--async-save", action="store_true", help=beside)
     add = made.add_argument_group("TensorBoard and W&B").add_argument
     add("--tensorboard-dir", help="a folder for TensorBoard's event files")
     add("--tensorboard-log-interval", type=int, default=1, help="iterations; for W&B too")
@@ -239,8 +240,7 @@ def complete(arguments: argparse.Namespace) -> argparse.Namespace:
         arguments.moe_ffn_hidden_size = arguments.moe_ffn_hidden_size or arguments.ffn_hidden_size
     arguments.max_position_embeddings = arguments.max_position_embeddings or arguments.seq_length
     arguments.lr_decay_iters = arguments.lr_decay_iters or arguments.train_iters
-    has_its_products = importlib.util.find_spec("transformer_engine")
-    if arguments.fp8 and arguments.transformer_impl == "auto" and has_its_products:
+    if arguments.fp8 and arguments.transformer_impl == "auto" and find_spec("transformer_engine"):
         arguments.transformer_impl = "transformer_engine"
     if arguments.eod_id is None:
         arguments.eod_id = arguments.vocab_size - 1

@@ -9,8 +9,8 @@ import os
 import re
 import shutil
 import traceback
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -160,12 +160,15 @@ def save(
     optimizer: Any,
     progress: TrainingProgress,
     arguments: Mapping[str, Any],
+    beside: compat.AsyncSaving | None = None,
 ) -> Path:
     """Write a checkpoint under a temporary name, then give it its own and note it as newest.
 
     `parts` are this rank's of the model, `arguments` what it was made by, under upstream's names.
-    All ranks call this together. Raises `RunError` on a full or read-only disk; then nothing
-    of it stays. So it does where another run has taken the folder over.
+    All ranks call this together. With `beside`, it returns once there is a copy in the host's
+    memory: another process writes that, and `finish` names it. Raises `RunError` on a full or
+    read-only disk; then nothing of it stays. So it does where another run has taken the folder
+    over.
     """
     mine = lineage.saver(os.environ)
     partial = folders.partial(root, progress.iteration, mine)
@@ -177,10 +180,37 @@ def save(
         args=dict(arguments),
         rng_state=_random_state(),
     )
-    try:
+    with _cleared_up(root, partial):
         _on_rank_0(lambda: _make(partial, mine))
-        dist_checkpointing.save(state, str(partial))
-        _on_rank_0(lambda: folders.publish(Path(root), progress.iteration, mine))
+        request = dist_checkpointing.save(state, str(partial), **(beside.how if beside else {}))
+
+        def publish() -> None:
+            _on_rank_0(lambda: folders.publish(Path(root), progress.iteration, mine))
+
+        if beside:
+            request.add_finalize_fn(publish)
+            beside.queue.schedule_async_request(request)
+        else:
+            publish()
+    return folders.folder(root, progress.iteration)
+
+
+def finish(folder: Path, beside: compat.AsyncSaving, *, wait: bool) -> bool:
+    """Whether all ranks have written what `save` gave as `folder`, which has its name then.
+
+    All ranks call this together; raises as `save`.
+    """
+    number = int(folder.name.rpartition("_")[2])
+    partial = folders.partial(folder.parent, number, lineage.saver(os.environ))
+    with _cleared_up(str(folder.parent), partial):
+        return bool(beside.queue.maybe_finalize_async_calls(blocking=wait))
+
+
+@contextmanager
+def _cleared_up(root: str, partial: Path) -> Iterator[None]:
+    """Remove what was written where that fails, and raise `RunError` for what the system says."""
+    try:
+        yield
     except BaseException as error:  # torch's CheckpointException isn't an Exception
         reason = _reason(error, root)
         made = None if isinstance(error, FileExistsError) else partial
@@ -188,7 +218,6 @@ def save(
         if reason is None:
             raise
         raise RunError(f"can't save to {root}: {reason}" if speaks else "") from error
-    return folders.folder(root, progress.iteration)
 
 
 def _make(partial: Path, mine: lineage.LineageNote | None) -> None:

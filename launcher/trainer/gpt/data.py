@@ -67,9 +67,11 @@ class MockDataset(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
 
 
 def datasets(arguments: argparse.Namespace) -> tuple[Any, Any]:
-    """The training and the validation dataset; all ranks call this together.
+    """The training and the validation dataset, None where none is used; all ranks call this.
 
-    The validation set holds the samples of one evaluation: each evaluates the same ones.
+    The validation set holds the samples of one evaluation: each evaluates the same ones. Megatron
+    makes an index of all that a share has where it is asked for no number of samples, and none
+    where the share isn't there: so it is for those that no step takes.
     """
     training = arguments.train_iters * arguments.global_batch_size
     validation = arguments.eval_iters * arguments.global_batch_size
@@ -91,7 +93,10 @@ def datasets(arguments: argparse.Namespace) -> tuple[Any, Any]:
         eod_mask_loss=False,
         create_attention_mask=False,
     )
-    sizes = [training, validation or None, None]
+    sizes = [training, validation, 0]
+    config.split_matrix = [
+        share if size else None for share, size in zip(config.split_matrix, sizes, strict=True)
+    ]
     build = BlendedMegatronDatasetBuilder(GPTDataset, sizes, lambda: True, config).build
     if not _several_nodes():
         built = build()

@@ -17,6 +17,8 @@ from megatron.core.transformer.mlp import MLP, MLPSubmodules
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.transformer.transformer_layer import TransformerLayer, TransformerLayerSubmodules
+from torch.nn.functional import dropout
+from torch.utils.checkpoint import checkpoint
 
 from launcher.trainer.gpt import split
 
@@ -35,7 +37,7 @@ class LayerNorm(torch.nn.LayerNorm):
 class RMSNorm(torch.nn.Module):
     """x / √(mean of x² + eps), times a weight: https://arxiv.org/abs/1910.07467; fp32 inside.
 
-    torch has its own from 2.4 on, which some of the matrix's images are too old for.
+    torch has its own from 2.4 on, for which some images are too old; compiled, this one is fused.
     """
 
     def __init__(
@@ -48,9 +50,13 @@ class RMSNorm(torch.nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[…, hidden] in any precision, to the same."""
+        own = getattr(torch.nn.functional, "rms_norm", None)
+        if own and not torch.compiler.is_compiling():
+            normed: torch.Tensor = own(x, self.weight.shape, self.weight, self.eps)
+            return normed
         wide = x.float()
         scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
-        return (wide * scale).to(x.dtype) * self.weight
+        return (wide * scale * self.weight).to(x.dtype)
 
 
 def norm(config: TransformerConfig) -> type[torch.nn.Module]:
@@ -63,10 +69,50 @@ def squared_relu(x: torch.Tensor) -> torch.Tensor:
     return torch.relu(x).square()
 
 
+def bias_dropout_add(training: bool, fused: bool) -> Any:
+    """Megatron's sum of a layer's output with its bias, and the residual, rounded once at the end.
+
+    Rounded to bf16 on the way, output + bias is the output as long as the bias is small: biases
+    would begin to count only after many steps. Upstream's kernels, `fused`, don't round either.
+    """
+    if fused:
+        return get_bias_dropout_add(training, fused)
+
+    def add(x_with_bias: Any, residual: torch.Tensor, share: float) -> torch.Tensor:
+        x, bias = x_with_bias
+        if bias is None and not (training and share):
+            return residual + x
+        return (residual + dropout(_wide(x, bias), share, training)).to(x.dtype)
+
+    return add
+
+
+def _wide(x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """x + bias in fp32."""
+    return x.float() if bias is None else x + bias.float()
+
+
+class WideMLP(MLP):
+    """Megatron's, whose first bias and activation are rounded as by `bias_dropout_add`."""
+
+    def forward(self, hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        """[s, b, h] to the same, and the bias that is added later."""
+        if self.config.bias_activation_fusion:
+            return super().forward(hidden_states, *args, **kwargs)
+        how = {"use_reentrant": False, "preserve_rng_state": False}  # nothing is kept in fp32
+        return self.linear_fc2(checkpoint(self._activated, *self.linear_fc1(hidden_states), **how))
+
+    def _activated(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        wide = _wide(x, bias)
+        gate, *linear = wide.chunk(2, dim=-1) if self.config.gated_linear_unit else (wide,)
+        made = self.activation_func(gate)
+        return (made * linear[0] if linear else made).to(x.dtype)
+
+
 class Attention(torch.nn.Module):
     """Causal core attention by torch's scaled dot product, on any device."""
 
-    gathered: Any = staticmethod(split.gathered)
+    gathered: Any = staticmethod(split.Gather.apply)
 
     def __init__(self, config: TransformerConfig, *args: Any, **kwargs: Any) -> None:
         super().__init__()
@@ -147,10 +193,10 @@ def local_layer(config: TransformerConfig, mlp: ModuleSpec | None, parts: Parts)
             params={"attn_mask_type": AttnMaskType.causal},
             submodules=attention,
         ),
-        self_attn_bda=get_bias_dropout_add,
+        self_attn_bda=bias_dropout_add,
         pre_mlp_layernorm=norm(config),
         mlp=mlp,
-        mlp_bda=get_bias_dropout_add,
+        mlp_bda=bias_dropout_add,
         sharded_state_dict_keys_map=names,
     )
     return ModuleSpec(module=parts.layer, submodules=layer)

@@ -19,11 +19,13 @@ def training_line(
     grad_norm: float | None,
     skipped: int,
     nan: int,
+    waited: float | None = None,
 ) -> str:
     """The line for an interval of iterations; `time` is like 2025-04-13 23:41:20.
 
-    `loss` and `grad_norm` are None if nothing advanced.
+    `loss` and `grad_norm` are None if nothing advanced. `waited`: ms of an iteration, for data.
     """
+    data = "" if waited is None else f" waiting for data (ms): {waited:.2f} |"
     norm = "" if grad_norm is None else f" grad norm: {grad_norm:.3f} |"
     return (
         f" [{time}] iteration {iteration:8d}/{train_iters:8d} |"
@@ -34,7 +36,7 @@ def training_line(
         + ("" if loss is None else f" lm loss: {loss:.6E} |")
         + f" loss scale: {loss_scale:.1f} |{norm}"
         f" number of skipped iterations: {skipped:3d} |"
-        f" number of nan iterations: {nan:3d} |"
+        f" number of nan iterations: {nan:3d} |{data}"
     )
 
 

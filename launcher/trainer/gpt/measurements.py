@@ -196,6 +196,24 @@ class Meter:
                 self.loss = self.loss + loss
 
 
+@dataclass
+class Waits:
+    """An iterator that adds up the seconds that the host waits for another's values."""
+
+    values: Iterator[Any]
+    seconds: float = 0.0
+
+    def __iter__(self) -> Waits:
+        return self
+
+    def __next__(self) -> Any:
+        began = time.perf_counter()
+        try:
+            return next(self.values)
+        finally:
+            self.seconds += time.perf_counter() - began
+
+
 class StepTracer:
     """Traces some of a rank's steps, where `arguments` ask for them: by torch, or for nsys.
 

@@ -21,13 +21,14 @@ from megatron.core.models.gpt.gpt_layer_specs import (
     get_gpt_layer_local_spec,
     get_gpt_layer_with_transformer_engine_spec,
 )
+from megatron.core.transformer.mlp import MLP
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from megatron.core.transformer.transformer_config import TransformerConfig
 
 from launcher.agent import compat
 from launcher.agent.ranks.ending import OptionError
 from launcher.trainer.gpt.arguments import padded_vocabulary, virtual_stages
-from launcher.trainer.gpt.layers import Parts, local_layer, norm, squared_relu
+from launcher.trainer.gpt.layers import Parts, WideMLP, local_layer, norm, squared_relu
 
 CONFIG = (
     "num_layers hidden_size ffn_hidden_size num_attention_heads num_query_groups kv_channels "
@@ -131,9 +132,7 @@ def config(arguments: argparse.Namespace, compiled: bool = False) -> Transformer
     that the MLP's size is theirs. Raises `OptionError` for what the release of Megatron lacks.
     """
     compat.check_model(arguments)
-    given = {name: getattr(arguments, name) for name in CONFIG}
-    if compiled:
-        given["fp8"] = None  # Transformer Engine's
+    given = {name: getattr(arguments, name) for name in CONFIG if not (compiled and name == "fp8")}
     if arguments.num_experts:
         given |= {name: getattr(arguments, name) for name in EXPERTS}
         given |= {"num_moe_experts": arguments.num_experts}
@@ -195,10 +194,14 @@ def build(
         rotary_percent=arguments.rotary_percent,
         **placed,
     )
+    local = isinstance(layers, TransformerBlockSubmodules)
+    for layer in gpt.decoder.layers if local and not kind.compiled else ():
+        if type(layer.mlp) is MLP:
+            layer.mlp.__class__ = WideMLP  # another in the specification is warned of
     if arguments.use_rope_scaling:
         rotary = gpt.rotary_pos_emb
         rotary.inv_freq = scaled(rotary.inv_freq, arguments.rope_scaling_factor)
-    if described.use_cpu_initialization and isinstance(layers, TransformerBlockSubmodules):
+    if described.use_cpu_initialization and local:
         draw_weights(gpt, arguments.seed)
     return gpt
 

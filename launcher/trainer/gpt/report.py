@@ -14,7 +14,7 @@ from megatron.core import parallel_state
 from launcher.trainer.gpt import log, measurements
 from launcher.trainer.gpt.arguments import RankLayout
 from launcher.trainer.gpt.checkpoint import TrainingProgress
-from launcher.trainer.gpt.measurements import Meter
+from launcher.trainer.gpt.measurements import Meter, Waits
 from launcher.trainer.gpt.passes import mean_over_data
 from launcher.trainer.gpt.writers import Writers
 
@@ -53,6 +53,7 @@ class Report:
         self.writers: Writers | None = None
         self.memory_told = bool(arguments.on_cpu)  # upstream reports a GPU's
         self.meter = Meter()
+        self.waits: Waits | None = None
 
     def begin(self, done: int) -> None:
         """After so many iterations."""
@@ -103,6 +104,7 @@ class Report:
             grad_norm=_number(grad_norm),
             skipped=meter.iterations - advanced,
             nan=nan,
+            waited=1000.0 * self.waits.seconds / meter.iterations if self.waits else None,
         )
         _say_last(line)
         if self.writers:  # upstream's is in seconds
@@ -112,6 +114,8 @@ class Report:
             if parallel_state.get_data_parallel_rank() == 0:  # as upstream has it
                 print(measurements.memory_line(iteration), flush=True)
         self.meter = Meter()
+        if self.waits:
+            self.waits.seconds = 0.0
 
     def validation(self, progress: TrainingProgress, meter: Meter) -> None:
         """An evaluation's line."""

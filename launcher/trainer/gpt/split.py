@@ -17,12 +17,9 @@ def own_part(batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     size = parallel_state.get_context_parallel_world_size()
     if size == 1:
         return batch
-    rank = parallel_state.get_context_parallel_rank()
-    parted = {}
-    for name, whole in batch.items():
-        pieces = whole.chunk(2 * size, dim=1)
-        parted[name] = torch.cat((pieces[rank], pieces[2 * size - 1 - rank]), dim=1)
-    return parted
+    tokens = batch["tokens"]
+    mine, _ = positions(tokens.shape[1] // size, tokens.device)
+    return {name: whole[:, mine] for name, whole in batch.items()}
 
 
 def positions(length: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
@@ -33,8 +30,8 @@ def positions(length: int, device: torch.device) -> tuple[torch.Tensor, torch.Te
     return each[parallel_state.get_context_parallel_rank()], torch.cat(each)
 
 
-class _Gather(torch.autograd.Function):
-    """All ranks' parts one after the other; the gradient of each is the sum over all ranks."""
+class Gather(torch.autograd.Function):
+    """All ranks' parts, in the order of `positions`; the gradient of each is the sum over all."""
 
     @staticmethod
     def forward(ctx: Any, part: torch.Tensor) -> torch.Tensor:
@@ -52,11 +49,6 @@ class _Gather(torch.autograd.Function):
         torch.distributed.all_reduce(total, group=group)
         parts = total.chunk(torch.distributed.get_world_size(group))
         return parts[torch.distributed.get_rank(group)]
-
-
-def gathered(part: torch.Tensor) -> torch.Tensor:
-    """[s / CP, …] of this rank to [s, …] in the order of `positions`."""
-    return _Gather.apply(part)
 
 
 def share(loss: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:

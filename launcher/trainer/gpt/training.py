@@ -25,7 +25,7 @@ from launcher.trainer.gpt import checkpoint, data, measurements, model, optimize
 from launcher.trainer.gpt.arguments import RankLayout, learning_rate
 from launcher.trainer.gpt.checkpoint import TrainingProgress
 from launcher.trainer.gpt.evaluation import Evaluation
-from launcher.trainer.gpt.measurements import Meter
+from launcher.trainer.gpt.measurements import Meter, Waits
 from launcher.trainer.gpt.passes import Passes
 from launcher.trainer.gpt.report import Report, say
 
@@ -103,6 +103,8 @@ class Trainer:
         self.progress = self._load(source, saved)
         self.steps = self._steps()
         self.saved = self.progress.iteration
+        self.saving: Path | None = None
+        self.beside = compat.async_saving() if arguments.async_save else None
         self.profile = measurements.StepTracer(arguments, self.saved, self.slow_steps)
         self.report.begin(self.saved)
         self.stop = StopRequest() if arguments.exit_signal_handler else None
@@ -152,7 +154,7 @@ class Trainer:
         say(self.describe())
         self.warm_up()
         loader = data.loader(arguments, self.training_set, self.progress.consumed_samples)
-        batches = iter(loader) if loader else None
+        batches = self.report.waits = Waits(iter(loader)) if loader else None
         self.report.meter = Meter()
         while self.progress.iteration < arguments.train_iters and not reason:
             self._iteration(batches)
@@ -161,6 +163,7 @@ class Trainer:
             self._check_replicas()
         if arguments.save and self.saved != self.progress.iteration:
             self._save()
+        self._finish_saving(wait=True)
         if not reason and not self._evaluate():
             reason = ASKED
         end = f"after iteration {self.progress.iteration}"
@@ -191,6 +194,7 @@ class Trainer:
         ended = self.progress.iteration >= arguments.train_iters  # then it evaluates anyway
         if self._is_due(arguments.eval_interval) and not ended:
             self._evaluate()
+        self._finish_saving(wait=False)
         if self._is_due(arguments.save_interval):
             self._save()
 
@@ -237,11 +241,19 @@ class Trainer:
         self._check_replicas()
         self.steps.unite()
         self._settled()
+        self._finish_saving(wait=True)
         self.saved = self.progress.iteration
-        folder = checkpoint.save(
-            *(self.arguments.save, self.parts, self.optimizer, self.progress), vars(self.arguments)
-        )
-        say(f"saved {folder}")
+        what = (self.arguments.save, self.parts, self.optimizer, self.progress)
+        self.saving = checkpoint.save(*what, vars(self.arguments), self.beside)
+        self._finish_saving(wait=False)
+
+    def _finish_saving(self, *, wait: bool) -> None:
+        """Report the checkpoint that is being saved, once it is whole."""
+        if self.saving and (
+            not self.beside or checkpoint.finish(self.saving, self.beside, wait=wait)
+        ):
+            say(f"saved {self.saving}")
+            self.saving = None
 
     def _check_replicas(self) -> None:
         """Raises `RunError` on every rank when any rank's replicas disagree."""

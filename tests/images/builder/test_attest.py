@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import tarfile
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -386,3 +387,24 @@ def test_the_record_of_an_image_is_read_where_it_is_ours(container: _Container) 
     assert beside.record(_Container(json.dumps(record).encode()), IMAGE) == record  # type: ignore[arg-type]
     with pytest.raises(UsageError, match=r"megatron:x: its /opt/megatron/build\.json is none of"):
         beside.record(container, IMAGE, "megatron:x")  # type: ignore[arg-type]
+
+
+def test_a_write_that_was_cut_short_leaves_no_document_and_the_next_one_is_whole(
+    empty_site: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a process that is killed: the file that was being written is never in its place."""
+    replace, done = os.replace, []
+
+    def killed(*paths: Any) -> None:
+        if done:
+            raise KeyboardInterrupt
+        done.append(paths)
+        replace(*paths)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "replace", killed)
+        with pytest.raises(KeyboardInterrupt):
+            beside.keep(made(), PACKAGES, empty_site)
+    assert not beside.is_kept(IMAGE, empty_site)
+    beside.keep(made(), PACKAGES, empty_site)
+    beside.check_documents(beside.kept(IMAGE, empty_site), IMAGE, RECORD)

@@ -461,7 +461,10 @@ def test_where_no_engine_was_ever_named_ps_lists_what_runs_without(
     monkeypatch: pytest.MonkeyPatch,
     sockets: Path,
 ) -> None:
-    """A machine without an engine isn't at fault; one whose engine is dead is."""
+    """A machine without an engine isn't at fault, and nothing is said; one whose engine is dead is.
+
+    Each list of those who run without one ended with "no container engine answers".
+    """
     absent = f"unix://{sockets}/none.sock"
     monkeypatch.delenv("DOCKER_HOST")
     monkeypatch.setenv("DOCKER_CONFIG", str(sockets))
@@ -469,7 +472,7 @@ def test_where_no_engine_was_ever_named_ps_lists_what_runs_without(
         "launcher.images.engine.connect._default_hosts", lambda env: [(absent, "default")]
     )
     assert cli.main(["ps"]) == 0
-    assert capfd.readouterr().err == "launcher: docker, compose: no container engine answers\n"
+    assert capfd.readouterr().err == ""
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(absent.removeprefix("unix://"))
     assert cli.main(["ps"]) == 125

@@ -156,3 +156,7 @@ def test_examples_name_no_place_of_a_machine() -> None:
             sources = {one["source"] for one in service["volumes"]} - {"../launcher"}
             assert all(one.startswith("./") for one in sources)
             assert "labels" not in service
+
+
+def test_a_project_has_a_name_that_compose_takes(bare: Plan) -> None:
+    assert compose_request.project_name(replace(bare, name="My.Run_1-")) == "my-run_1--0a1b2c3d"

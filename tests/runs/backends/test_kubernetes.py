@@ -19,12 +19,15 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from launcher.base.errors import UsageError
-from launcher.runs.backends import shown
+from launcher.runs.backends import backend, shown
 from launcher.runs.backends.kubernetes import kubernetes_job, kubernetes_pod, kubernetes_request
+from launcher.runs.follow.assemble import assemble, new_stamp
 from launcher.runs.plan.job import EndCause, ExitStatus
 from launcher.runs.plan.mounts import Mount
 from launcher.runs.plan.plan import Plan
+from launcher.runs.runfile import source
 from launcher.runs.runfile.clusters import Kubernetes
+from launcher.runs.runfile.source import RunRequest
 from tests.plans import HOST, Planner
 from tools import podmodel
 
@@ -333,6 +336,18 @@ def test_a_value_is_nothing_but_a_value(full: Plan) -> None:
         assert [one["value"] for one in given["env"][: len(env)]] == [*words, " "]
 
 
+def test_a_preset_that_wants_no_network_runs_in_a_cluster(tmp_path: Path) -> None:
+    """gpt2-tiny, the first one that people try, was refused; a user's own wish is not dropped."""
+    chosen = backend("kubernetes")
+    preset, own = source.load("gpt2-tiny", []), tmp_path / "own.yaml"
+    own.write_text("extends: gpt2-tiny\nresources: {network: none}\n")
+    networks = [
+        assemble(RunRequest(*found, "/"), chosen, new_stamp(), dry=True).plan.network
+        for found in (preset, source.load(str(own), []))
+    ]
+    assert networks == [None, "none"]
+
+
 @pytest.mark.parametrize(
     ("text", "keys", "told"),
     [
@@ -437,3 +452,15 @@ def test_the_innermost_volume_counts(full: Plan) -> None:
 def test_a_wrong_key_is_refused(keys: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
         asked(**keys)
+
+
+def test_capabilities_of_the_file_are_the_containers(plan: Planner) -> None:
+    run = plan(
+        RUN.replace("{memory:", "{cap_add: [IPC_LOCK], memory:"), host=replace(HOST, scheduled=True)
+    )
+    for kind in ("jobset", "trainjob"):
+        found = made(run, **ASKED | {"kind": kind})["spec"]
+        found = found if kind == "jobset" else found["runtimePatches"][0]["trainingRuntimeSpec"]
+        found = found if kind == "jobset" else found["template"]["spec"]
+        context = _pod(found)["containers"][0]["securityContext"]
+        assert context["capabilities"] == {"add": ["IPC_LOCK"]}

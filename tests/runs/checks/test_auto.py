@@ -78,6 +78,16 @@ def test_what_is_given_counts_more_than_auto(given: str) -> None:
     assert {"fp16", "bf16"} & options.keys() == {given}
 
 
+@pytest.mark.parametrize("given", ["hybrid", "e4m3"])
+def test_fp8_is_bf16_with_products_in_a_format_of_it(given: str) -> None:
+    """The format that the run file gives was written over."""
+    sets = [f"megatron_args.fp8_format={given}"] if given != "hybrid" else []
+    options, notes = settled("training.precision=fp8", *sets, cards=(card(capability=(9, 0)),))
+    assert (options["bf16"], options["fp8_format"]) == (True, given)
+    assert "fp16" not in options
+    assert notes == []
+
+
 def test_two_precisions_are_refused() -> None:
     with pytest.raises(UsageError, match="precision is fp32 and bf16 is set"):
         settled("training.bf16=true", "training.precision=fp32")

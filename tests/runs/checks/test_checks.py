@@ -99,6 +99,8 @@ def room(gigabytes: float, **more: SavedCheckpoints) -> Machine:
         ((*BF16, "megatron_args.fp8_format=hybrid", "program=pretrain_gpt.py"),
          Machine(gpus=(replace(V100, capability=(8, 0)),)),
          "megatron_args.fp8_format: GPU 0", "FP8 needs 8.9", True),
+        (("gpt2", "training.precision=fp8"), Machine(gpus=(replace(V100, capability=(8, 6)),)),
+         "megatron_args.fp8_format: GPU 0", "FP8 needs 8.9", True),
         (("gpt2",), Machine(gpus=TWO, uses=BUSY),
          "GPU 0 is in use: process 12 (2.0 GB), process 13", "", False),
         (("gpt2",), Machine(engine=replace(ENGINE, gpus=None)), "as far as it reports", "", False),

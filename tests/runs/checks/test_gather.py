@@ -299,6 +299,17 @@ def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     return put
 
 
+def test_a_machine_without_a_driver_has_no_gpu(
+    bare: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`--backend local --gpus 2` was refused by the runner alone, once a record had been made."""
+    monkeypatch.setattr(gather, "DRIVERS", (str(tmp_path / "device"),))
+    assert gather.machine(None).gpus == ()
+    assert gather.machine(None, gpus=False).gpus is None
+    (tmp_path / "device").touch()  # a driver that can't be asked
+    assert gather.machine(None).gpus is None
+
+
 def test_gpus_and_their_users(stand_in, tmp_path: Path) -> None:
     (tmp_path / "gpus").write_text(GPUS)
     (tmp_path / "uses").write_text(USES)

@@ -37,7 +37,7 @@ def test_a_full_disk_of_records_is_said_and_the_end_is_recorded(
     small: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The run died, was told as killed from outside, and its end wasn't recorded."""
-    argv = ("python3", "-c", f"{SPEAKS}os._exit(3)")
+    argv = ("python3", "-c", f"{SPEAKS}os._exit(0)")
     plan = replace(BARE, argv=argv)
     config = {"name": "test", "image": {"tag": "cpu"}}
     record.write(Record(plan.run, "test", "", "local", str(small), "a.yaml", config, (), 1))
@@ -51,7 +51,7 @@ def test_a_full_disk_of_records_is_said_and_the_end_is_recorded(
 
     monkeypatch.setattr(local.LocalJob, "remove", remove_and_fill)
     ending = supervise(backend, lambda _: backend.start(plan, attach=True), listening=listening)
-    assert (ending.code, ending.outcome) == (3, Outcome.FAILED)
+    assert (ending.code, ending.outcome) == (0, Outcome.FINISHED)
     assert "No space left on device; the run goes on" in capfd.readouterr().err
     kept = [*record.read_lines(record.folder(plan.run) / record.ENDINGS)]
-    assert [(each["code"], each["outcome"]) for each in kept] == [(3, "failed")]
+    assert [(each["code"], each["outcome"]) for each in kept] == [(0, Outcome.FINISHED.value)]

@@ -25,7 +25,7 @@ from tests.plans import HOST, MINIMAL, Planner
 RULES = [
     pytest.param(rule, value, id=f"{rule.option or rule.programs[0]} {value}")
     for rule in needs.table()
-    for value in [*rule.values, *rule.programs, True][: len(rule.values + rule.programs) or 1]
+    for value in rule.values or ([True] if rule.option else rule.programs)
 ]
 
 
@@ -40,7 +40,7 @@ def run_of(
     given: dict[str, object] = {
         name: text or True for name, _, text in (one.partition("=") for one in rule.beside)
     }
-    program = str(value) if rule.programs else "pretrain_gpt.py"
+    program = "pretrain_gpt.py" if rule.option else str(value)
     if rule.option:
         given |= {rule.option: value}
     text: dict[str, object] = {
@@ -52,7 +52,8 @@ def run_of(
     text |= {"program": program, "megatron_args": given, **more}
     config, origin = source.load(write(yaml.safe_dump(text)), [])
     known = None if packages is None else frozenset(packages)
-    return resolve(config, origin, ImageFacts("0.19.0", True, packages=known), HOST)
+    release = [one for one in series.known() if not rule.fact or series.has(one, rule.fact)][-1]
+    return resolve(config, origin, ImageFacts(f"{release}.0", True, packages=known), HOST)
 
 
 def test_a_backend_of_a_dispatcher_that_is_not_used_needs_nothing(
@@ -67,6 +68,13 @@ def test_a_backend_of_a_dispatcher_that_is_not_used_needs_nothing(
         set(),
     )
     assert not needs.needed(run, contained=True)
+
+
+def test_our_program_has_products_in_fp8_of_its_own(write: Callable[[str], str]) -> None:
+    """It was refused on images without Transformer Engine, as upstream's programs are."""
+    rule = NeedRule(programs=["gpt"], modules={}, source="none")
+    asked = {"training": {"precision": "fp8"}}
+    assert needs.needed(run_of(write, rule, "gpt", set(), **asked), contained=True) == []
 
 
 @pytest.mark.parametrize(("rule", "value"), RULES)
@@ -115,6 +123,8 @@ def test_with_them_or_where_nothing_is_known_the_plan_goes_on(
         ("async_save", True, {}, "0.19.0"),  # it does that by a worker that stays, or not at all
         ("async_save", True, {"use_persistent_ckpt_worker": True}, "0.16.1"),
         ("transformer_impl", "local", {}, "0.19.0"),
+        ("num_experts", 8, {}, "0.12.3"),  # until then the product is torch's
+        ("num_experts", 8, {}, "0.17.1"),
     ],
 )
 def test_what_imports_nothing_more_needs_nothing(
@@ -131,16 +141,27 @@ def test_the_table_is_of_options_programs_sets_and_facts_that_are_there() -> Non
     sets = load_matrix().extras
     known = {name for one in series.known() for name in arguments().options_of(one) or ()}
     for rule in needs.table():
-        assert bool(rule.option) != bool(rule.programs)
+        assert rule.option or rule.programs
         assert {*rule.programs} <= {*upstreams()}
         beside = [one.partition("=")[0] for one in rule.beside]
         for name in (rule.option, *rule.unless, *beside):
-            assert not name or f"--{name.replace('_', '-')}" in known
+            assert name in ("", "gpt") or f"--{name.replace('_', '-')}" in known
         if rule.extras:
             own = sets[rule.extras]
             compiled = [load_matrix().extensions[one].package for one in own.extensions]
             packages = {re.split(r"[<>=\[]", one)[0] for one in own.packages} | {*compiled}
             assert packages >= {*rule.modules.values()}
+
+
+def test_experts_without_transformer_engine_are_refused_of_upstreams_program_alone(
+    plan: Planner,
+) -> None:
+    """Its router ended at the first step, by NameError: te_general_gemm; ours brings a product."""
+    experts = ("megatron_args.num_experts=8", "model.disable_bias_linear=true")
+    facts = ImageFacts("0.16.1", True, packages=frozenset())
+    with pytest.raises(PreflightError, match=r"num_experts: 8 needs .* transformer-engine"):
+        plan("gpt2", "program=pretrain_gpt.py", *experts, facts=facts)
+    assert plan("gpt2", "program=gpt", *experts, facts=facts)
 
 
 OURS = ("program=gpt", "logging.tensorboard_dir=/t")

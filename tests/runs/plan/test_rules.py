@@ -149,6 +149,9 @@ def test_a_rule_holds_for_what_is_behind_dashes_too(plan: Planner) -> None:
         ({"sequence_parallel": True}, "0.9.0", "turned off, as there is no tensor parallelism"),
         ({"rampup_batch_size": [8, 8, 9]}, "0.19.0", "ignores it"),
         ({"rampup_batch_size": [8, 8, 9]}, "0.17.1", ""),
+        ({"tokenizer_type": "GPT2BPETokenizer"}, "0.17.1", "gpt2 of Hugging Face's hub"),
+        ({"tokenizer_type": "GPT2BPETokenizer"}, "0.16.1", ""),
+        ({"tokenizer_type": "NullTokenizer"}, "0.19.2", ""),
     ],
 )
 def test_what_is_ignored_is_told(values: dict[str, Value], release: str, told: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from launcher.base.errors import UsageError
@@ -44,6 +44,7 @@ def told(found: RunConfig, processes: int) -> tuple[int, int, int]:
     return where.tensor, where.pipeline, where.data
 
 
+BATCH = {"micro_batch_size": 1, "global_batch_size": 12}
 COUNTS = st.sampled_from([1, 2, 3, 4, 6, 8, 12, 16])
 SIZES = st.sampled_from([1, 2, 3, 4, 8])
 
@@ -88,6 +89,8 @@ def vocabulary(found: RunConfig, size: int, processes: int) -> int:
 
 
 @given(ran(), COUNTS)
+@example((config(training=BATCH, parallel=sizes(4), data={"vocab_size": 50257}), 4), 3)
+@example((config(training=BATCH, parallel=sizes(4)), 4), 3)
 def test_batch_and_vocabulary_stay_and_the_layout_works(
     before: tuple[RunConfig, int], after: int
 ) -> None:

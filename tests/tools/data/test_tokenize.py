@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -31,6 +29,7 @@ from launcher.tools.data.ledger import JobState, Leniency
 from launcher.tools.data.sources import ReadingOptions
 from launcher.tools.data.tokenize import TokenizeJob
 from launcher.tools.data.tokenizers import Tokenizer, TokenizerChoice
+from tests.disks import limited
 from tests.tools.data.conftest import documents, write_jsonl
 
 END = 50256
@@ -250,17 +249,6 @@ def test_jobs_of_other_keys_dont_write_one_list(tmp_path: Path) -> None:
     assert not [*tmp_path.glob("*.rejects.jsonl*"), *tmp_path.glob(".*")]
 
 
-@contextmanager
-def largest_file(size: int) -> Iterator[None]:
-    """A limit of bytes, which stands for a full disk."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-
-
 def test_what_cant_be_written_is_named_and_keeps_the_rest_away(tmp_path: Path) -> None:
     """Even a list so short that it is written in the end, after all else."""
     source = write_jsonl(tmp_path / "in.jsonl", ["text"] * 20)
@@ -271,11 +259,11 @@ def test_what_cant_be_written_is_named_and_keeps_the_rest_away(tmp_path: Path) -
         lambda: run(to),
         lambda: convert([str(source)], tmp_path / "out", to.reading, SKIP, lambda done: None),
     ):
-        with largest_file(100), pytest.raises(UsageError, match="too large\n  Nothing was wr") as e:
+        with limited(100), pytest.raises(UsageError, match="too large\n  Nothing was wr") as e:
             work()
         assert f"{tmp_path}/out" in e.value.problem
         assert "ulimit -f unlimited" in e.value.remedy
-    with largest_file(1000), pytest.raises(UsageError, match="too large"):
+    with limited(1000), pytest.raises(UsageError, match="too large"):
         run(to)
     assert os.listdir(tmp_path) == ["in.jsonl"]
     run(to)
@@ -298,28 +286,6 @@ def test_the_order_is_the_inputs(
         run(job(*files, to=tmp_path / "out", workers=workers))
 
 
-def test_outputs_replace_older_ones_only_when_complete(tmp_path: Path) -> None:
-    source = write_jsonl(tmp_path / "in.jsonl", ["first"])
-    run(job(source, to=tmp_path / "out"))
-    before = {path.name: path.read_bytes() for path in tmp_path.glob("out*")}
-    source.write_text('{"text": "second"}\n{')
-    with pytest.raises(DataError):
-        run(job(source, to=tmp_path / "out"))
-    assert {path.name: path.read_bytes() for path in tmp_path.glob("out*")} == before
-
-
-@pytest.mark.parametrize(
-    "name", ["out_text_document.bin", "out_text_document.idx", "out.rejects.jsonl"]
-)
-def test_an_output_is_no_input(tmp_path: Path, name: str) -> None:
-    left = write_jsonl(tmp_path / name, ["text"])
-    before = left.read_bytes()
-    asked = job(left, to=tmp_path / "out", leniency=SKIP, reading={"format": "jsonl"})
-    with pytest.raises(UsageError, match="it would be written while it is read"):
-        run(asked)
-    assert left.read_bytes() == before
-
-
 @pytest.mark.parametrize("suffix", [".bin", ".idx"])
 def test_a_folder_in_an_outputs_place_is_told_before(tmp_path: Path, suffix: str) -> None:
     """And an older file of the two stays."""
@@ -335,7 +301,10 @@ def test_a_folder_in_an_outputs_place_is_told_before(tmp_path: Path, suffix: str
         run(job(source, to=tmp_path / "absent/out"))
 
 
-@pytest.mark.parametrize("ended", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "ended",
+    [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.long), signal.SIGKILL],
+)
 def test_an_ended_job_leaves_no_output(tmp_path: Path, ended: signal.Signals) -> None:
     """It waits for its standard input; then the same job, run anew, is whole."""
     command = [sys.executable, "-m", "launcher", "data", "tokenize", "--workers", "2"]

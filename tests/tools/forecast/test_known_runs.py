@@ -42,14 +42,13 @@ def ratios(run: dict[str, Any]) -> list[float]:
 
 def test_ranges_are_as_wide_as_forecasts_were_off() -> None:
     """A range that is narrower promises too much, and one that is wider says nothing."""
-    off = defaultdict[str, list[float]](list)
+    off = defaultdict[tuple[float, float], list[float]](list)
     for run in RUNS:
-        off[costs.starts(work(run))] += ratios(run)
-    ours = [ratio for how in ("kernels", *costs.COMPILED) for ratio in off.pop(how, [])]
-    for how, found in {**off, "kernels": ours}.items():
-        least, most = costs.OFF[how]
-        assert least <= min(found) <= least + 0.06, how
-        assert most - 0.06 <= max(found) <= most, how
+        off[costs.usual_off(work(run))] += ratios(run)
+    assert {*off} == {*costs.OFF.values()}
+    for (least, most), found in off.items():
+        assert least <= min(found) <= least + 0.06
+        assert most - 0.06 <= max(found) <= most
 
 
 @pytest.mark.parametrize("run", RUNS, ids=lambda run: run["name"])

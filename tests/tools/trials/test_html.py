@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from launcher.tools.pages import page
 from launcher.tools.trials import html
-from launcher.tools.trials.result import WHILE, CellResult
+from launcher.tools.trials.result import ORDER, STAGES, WHILE, CellResult
 from tests.tools.trials.samples import RESULTS, SECONDS, result
 
 VOID = {"meta", "link", "input", "br"}
@@ -133,3 +133,12 @@ def test_the_steps_say_how_far_it_came(verdict: str, stage: str, reason: str, st
     shuffled = dict(sorted(SECONDS.items()))
     timed = html.CellCard("x", result("24.10", "runs", seconds=shuffled))
     assert timed.times == [*SECONDS.items()] != [*shuffled.items()]
+
+
+def test_every_verdict_and_stage_has_its_look_and_its_meaning() -> None:
+    assert set(html.KINDS) == set(ORDER)
+    page = html.as_html(RESULTS)
+    assert all(f"<dt>fails: {stage}</dt>" in page for stage in STAGES)
+    assert all(f".{kind} {{ --ink" in style() for kind in {*html.SIGNS})
+    for name in re.findall(r"var\((--[a-z-]+)", style()):
+        assert f"{name}:" in style(), name

@@ -115,3 +115,59 @@ def test_a_link_to_a_cell_opens_it(page: browser.Page, address: str) -> None:
     page.becomes(OPEN, ["24.02-0.9.0", "24.06-0.9.0", "24.10-0.12.3"])
     assert len(page.ask(SHOWN)) == len(RESULTS)
     page.open(f"{address}#nowhere%22")
+
+
+def test_a_link_to_where_the_address_is_opens_the_cell_again(page: browser.Page) -> None:
+    cell, follow = "24.06-0.9.0", "document.querySelector(\".tile[href='#24.06-0.9.0']\").click()"
+    page.ask(follow)
+    page.becomes(OPEN, [cell])
+    page.click(f"[id='{cell}'] > summary")
+    page.becomes(OPEN, [])
+    page.ask(follow)
+    page.becomes(OPEN, [cell])
+    page.press("/", *"24.02")  # which hides it
+    page.ask(follow)
+    page.becomes(f"{SHOWN}.length", len(RESULTS))
+
+
+def test_keys_do_what_a_mouse_does(page: browser.Page) -> None:
+    focused = "document.activeElement.closest('details.cell')?.id"
+    page.press("j", "j", "j")
+    assert page.ask(focused) == "24.06-0.9.0"
+    page.press("Enter")
+    assert page.ask(OPEN) == ["24.06-0.9.0"]
+    page.press("k", "k", "k", "k")
+    assert page.ask(focused) == "24.02-0.9.0"
+    page.press("Tab")
+    assert page.ask(focused) == "24.03-0.9.0"
+    assert page.ask("getComputedStyle(document.activeElement).outlineStyle") == "solid"
+    reached = set()
+    page.ask("document.activeElement.blur()")
+    for _ in range(60):
+        page.press("Tab")
+        reached.add(page.ask("document.activeElement.id || document.activeElement.className"))
+    assert {"query", "chip fails", "all", "tile runs", "wide"} <= reached
+
+
+def test_print_shows_everything_and_leaves_it_as_it_was(page: browser.Page) -> None:
+    page.ask("addEventListener('beforeprint', () => { window.printed = document.body.innerText; })")
+    assert page.print().startswith(b"%PDF-")
+    assert "RuntimeError: <script>" in page.ask("window.printed")
+    page.becomes(OPEN, [])
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1280, 768, 390, 320])
+def test_it_fits_and_can_be_read(page: browser.Page, width: int, scheme: str) -> None:
+    page.size(width)
+    page.prefer(scheme)
+    page.ask("document.querySelectorAll('details').forEach(one => { one.open = true; })")
+    assert page.ask("document.documentElement.scrollWidth") <= width
+    ground = page.ask("getComputedStyle(document.body).backgroundColor")
+    assert (sum(_colour(ground)) < 128 * 3) is (scheme == "dark")
+
+
+def _colour(css: str) -> tuple[float, ...]:
+    """Red, green and blue of rgb(…)."""
+    numbers = css[css.index("(") + 1 : -1].split(",")
+    return tuple(float(part) for part in numbers[:3])

@@ -18,7 +18,7 @@ from markdown_it.token import Token
 from launcher.base.errors import UsageError
 from launcher.base.settings import ROOT
 from launcher.tools.trials import html, report, result
-from launcher.tools.trials.result import CellResult
+from launcher.tools.trials.result import Cell, CellResult
 from tests.tools.trials import samples
 from tests.tools.trials.samples import RESULTS, trial
 
@@ -233,6 +233,10 @@ def test_what_is_committed_is_shown(tmp_path: Path) -> None:
     assert 'id="24.02-0.9.0"' in files[tmp_path / report.PAGE]
     page.write_text(files[page])
     assert html.rendered(tmp_path) == files
+    rows = {Cell("24.02", "0.16.1"): "runs", Cell("cpu-3.13", "0.19.2"): None}
+    shown_rows = html.rendered(tmp_path, rows)[page]
+    assert "| cpu-3.13 | 0.19.2 | untried | - |  |  |\n" in shown_rows
+    assert "| 24.02 | 0.16.1 |" not in shown_rows
     page.write_text("no markers")
     with pytest.raises(UsageError, match=r"compat\.md"):
         html.rendered(tmp_path)

@@ -150,6 +150,20 @@ def swiglu_back(x: Any, factors: Any, slopes: Any, ends: Any) -> Any:
     return of_x.to(x.dtype), of_factors[:, 0], y.to(x.dtype)
 
 
+def put(x: Any, into: Any, factor: float, adds: bool) -> None:
+    into.copy_(x.float() * factor + (into.float() if adds else 0))
+
+
+def of_rows(rows: Any, weights: Any, ends: Any) -> Any:
+    each = zip(torch.tensor_split(rows[: ends[-1]], ends[:-1].tolist()), weights, strict=True)
+    return torch.cat([mine @ weight for mine, weight in each])
+
+
+def of_experts(left: Any, right: Any, ends: Any) -> Any:
+    halves = (torch.tensor_split(x[: ends[-1]], ends[:-1].tolist()) for x in (left, right))
+    return torch.stack([a.t() @ b for a, b in zip(*halves, strict=True)])
+
+
 def here(rows: Any, ends: Any) -> Any:
     """Which rows are some expert's: what is in the others is nobody's business."""
     return torch.arange(len(rows)) < ends[-1]
@@ -157,5 +171,5 @@ def here(rows: Any, ends: Any) -> Any:
 
 def install() -> None:
     """Before `block` and `experts` are imported."""
-    for name in ("layers", "tokens", "experts"):
+    for name in ("layers", "tokens", "experts", "products"):
         sys.modules[f"launcher.trainer.fast.kernels.{name}"] = sys.modules[__name__]

@@ -26,7 +26,7 @@ from launcher.trainer.gpt import model, training
 from launcher.trainer.fast import compiled
 from megatron.core.transformer.moe.moe_utils import MoEAuxLossAutoScaler
 
-torch.compile = lambda function, **_: torch._dynamo.optimize("aot_eager")(function)
+traced = lambda function, **_: torch._dynamo.optimize("aot_eager")(function)
 shape = "--num-layers 2 --hidden-size 32 --num-attention-heads 4 --seq-length 16 --vocab-size 100 "
 shape += "--micro-batch-size 3 --train-iters 1 --lr 1 --mock-data --hidden-dropout 0 "
 shape += "--attention-dropout 0"
@@ -41,7 +41,6 @@ for words in json.loads(sys.argv[2]):
         continue
     if not begun:
         training.initialise(given, command_line.layout(given, 1))
-        begun = True
     plain, ours = model.build(given, 128), model.build(given, 128, 0, compiled.KIND)
     for name, each in plain.named_parameters():
         torch.manual_seed(len(name))
@@ -51,7 +50,9 @@ for words in json.loads(sys.argv[2]):
     for mine, theirs in zip(ours.parameters(), plain.parameters(), strict=True):
         start -= theirs.numel()  # as Megatron's buffers have them, the last first
         mine.data = flat[start:][:theirs.numel()].view(theirs.shape).copy_(theirs)
+    torch.compile = (lambda function, **_: function) if begun else traced  # one is enough
     ours.compile_training("layers")
+    begun = True
     torch.manual_seed(7)
     tokens, told = torch.randint(100, (3, 16)), {"words": words}
     places = torch.arange(16).expand(3, 16)
@@ -76,13 +77,12 @@ for words in json.loads(sys.argv[2]):
 
 WAYS = (
     "",
-    "--moe-router-topk 1 --moe-router-pre-softmax",
-    "--num-experts 16 --moe-router-topk 8 --moe-router-load-balancing-type seq_aux_loss",
-    "--moe-router-pre-softmax --moe-z-loss-coeff 0.1",
-    "--moe-router-score-function sigmoid --moe-z-loss-coeff 0.1",
-    "--moe-router-score-function sigmoid --moe-router-topk 1",
-    "--moe-shared-expert-intermediate-size 24",
+    "--moe-router-topk 1 --moe-router-pre-softmax --moe-z-loss-coeff 0.1",
+    "--moe-router-score-function sigmoid --moe-shared-expert-intermediate-size 24",
+    "--num-experts 16 --moe-router-topk 8 --moe-router-load-balancing-type seq_aux_loss "
     "--moe-shared-expert-intermediate-size 24 --moe-shared-expert-gate",
+    "--moe-router-pre-softmax",
+    "--moe-router-score-function sigmoid --moe-router-topk 1 --moe-z-loss-coeff 0.1",
     "--moe-router-load-balancing-type none",
 )
 """What presets and models of others ask of a router, and what our layer computes by itself."""

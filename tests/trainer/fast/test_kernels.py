@@ -17,7 +17,7 @@ os.environ["TRITON_INTERPRET"] = "1"
 sys.path.append(sys.argv[1])
 import stand_ins, torch
 from launcher.trainer.fast.kernels import layers as kernels
-from launcher.trainer.fast.kernels import tokens
+from launcher.trainer.fast.kernels import experts, products, tokens
 tokens.PIECE, tokens.LOGITS = 32, 4
 torch.manual_seed(0)
 n, width, seed = 12, 96, torch.tensor([7])
@@ -73,6 +73,35 @@ for _ in range(2):  # the second time after what the first left
     stand_ins.add_rows(x, named, theirs, sums, last)
     tokens.add_rows(x, named, ours, sums, last)
     like((ours, sums), (theirs, 0 * sums))
+
+ends, k = torch.tensor([5, 5, 21, 22], dtype=torch.int32), 3  # one has none, and some are others'
+x, factors = torch.randn(8, width), torch.rand(30)
+whose, places = (torch.randint(n, (m,), dtype=torch.int32) for n, m in ((8, 30), (30, 24)))
+known, places = slice(0, 22), places.view(8, k)
+like([experts.spread(x, whose, ends)[known]], [stand_ins.spread(x, whose, ends)[known]])
+rows, slopes = torch.randn(30, width), torch.randn(30, width // 2)
+like([experts.collect(rows, places, ends)], [stand_ins.collect(rows, places, ends)])
+for wide in (32, 1024):  # in several pieces, and in one
+    experts.WIDE = experts.PIECE = wide
+    like([experts.swiglu(rows, factors, ends)[known]],
+         [stand_ins.swiglu(rows, factors, ends)[known]])
+    found = experts.swiglu_back(rows, factors, slopes, ends)
+    expected = stand_ins.swiglu_back(rows, factors, slopes, ends)
+    like([x[known] for x in found], [x[known] for x in expected])
+    for adds in (False, True):
+        made, lies = torch.randn(4, 6, 7), torch.randn(4, 50)
+        ours, theirs = (x.as_strided((4, 6, 7), (50, 7, 1)) for x in (lies, lies.clone()))
+        stand_ins.put(made, theirs, 0.5, adds), experts.put(made, ours, 0.5, adds)
+        like([ours], [theirs])
+products.HIGH = products.WIDE = products.DEEP = 16
+products.SHAPE, products.TOGETHER = dict(HIGH=16, WIDE=16, DEEP=16), 2
+weights = torch.randn(4, 40, width)
+rows[22:] = slopes[22:] = float("nan")
+like([products.of_rows(rows, weights.mT, ends)[known]],
+     [stand_ins.of_rows(rows, weights.mT, ends)])
+like([products.of_rows(rows, weights.transpose(1, 2).contiguous(), ends)[known]],
+     [stand_ins.of_rows(rows, weights.mT, ends)])
+like([products.of_experts(slopes, rows, ends)], [stand_ins.of_experts(slopes, rows, ends)])
 print("as torch has it")
 """
 

@@ -34,7 +34,7 @@ for name, x in {"normal": torch.randn(48, 64), "wide": wide, "zeros": torch.zero
         inside = (x.float() * scale.reciprocal()).double()
         told[f"{name} {kind}"] = [
             torch.equal(made.double(), rounded(inside, *shape)),
-            not (made.isinf() if kind == torch.float8_e5m2 else made.isnan()).any().item(),
+            bool(made.double().isfinite().all()),
             float((scale.double() * shape[2] / x.double().abs().max().clamp(min=1e-12) - 1).abs()),
         ]
 
@@ -66,8 +66,7 @@ def test_casts_and_products_equal_float64s() -> None:
     casts = {name: each for name, each in told.items() if len(each) == 3}
     assert len(casts) == 10
     for name, (equal, finite, scale) in casts.items():
-        assert equal, name
-        assert finite, name
+        assert (equal, finite) == (True, True), name
         assert scale < 1e-6 or "zeros" in name or "tiny" in name, name
     products = {name: each for name, each in told.items() if len(each) == 2}
     assert len(products) == 6
@@ -88,6 +87,7 @@ def test_training_in_fp8_stays_by_bf16(
     """Weights' gradients that miss a part of the sequence, or a scale of one rank for both's."""
     script = compiled_program(tmp_path, monkeypatch)
     given = (*TINY, "--mock-data", "--bf16", "--train-iters", "12", "--global-batch-size", "2")
+    given += ("--lr", "2e-3")
     runs = [
         start(ranks, script, "layers" if ranks > 1 else "whole", *given, *options, *fp8)
         for fp8 in ((), ("--fp8-format", "hybrid"))
@@ -96,7 +96,7 @@ def test_training_in_fp8_stays_by_bf16(
     bf16, fp8 = runs
     assert "products in FP8" in fp8.output
     assert "products in FP8" not in bf16.output
-    assert fp8.losses == pytest.approx(bf16.losses, abs=0.05)
+    assert fp8.losses == pytest.approx(bf16.losses, abs=0.03)
     assert fp8.losses != bf16.losses
 
 

@@ -11,6 +11,7 @@ from docker.api import APIClient
 from docker.errors import APIError, DockerException, ImageNotFound, NotFound
 from requests.exceptions import RequestException
 
+from launcher.agent.words import IMAGE
 from launcher.base.errors import EngineError
 from launcher.base.names import LABEL
 from launcher.runs import payload
@@ -103,10 +104,8 @@ def _compared(api: APIClient, plan: Plan) -> list[str]:
     """What the nodes of a run compare, and can't see from inside: the image."""
     if plan.nodes == 1:
         return []
-    from launcher.agent.ranks import alike
-
     layers = api.inspect_image(plan.image)["RootFS"].get("Layers")
-    return [f"{alike.IMAGE}={layers}"]
+    return [f"{IMAGE}={layers}"]
 
 
 def _created(api: APIClient, body: dict[str, Any], name: str, run: str) -> str:

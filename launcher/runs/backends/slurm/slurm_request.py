@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from launcher.agent.ranks import alike
+from launcher.agent.words import IMAGE
 from launcher.base.errors import EngineError, PreflightError, UsageError
 from launcher.base.names import LABEL
 from launcher.runs.backends import shown
@@ -244,7 +244,7 @@ def _of_node(plan: Plan, asked: Slurm) -> dict[str, object]:
         "report": shlex.quote(f"{start} stall.stall"),
         "name": shlex.quote(f"{docker_request.container_name(plan)}-node-"),
         "payload": shlex.quote(plan.payload.source) if plan.payload else "",
-        "image_variable": alike.IMAGE,
+        "image_variable": IMAGE,
         "layers": shlex.join(layers) if plan.nodes > 1 else "",
         "infiniband": INFINIBAND,
         "apptainer": _wrapped(_apptainer(plan, asked)),
@@ -287,7 +287,7 @@ def _saved(plan: Plan, asked: Slurm) -> str:
 def _engine(plan: Plan, asked: Slurm) -> list[str]:
     """`docker run` or `podman run`, with the GPUs and the place that Slurm gave to the task."""
     told = [f"PET_{one}" for one in ("NNODES", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT")]
-    told += [alike.IMAGE] if plan.nodes > 1 else []
+    told += [IMAGE] if plan.nodes > 1 else []
     env = (*plan.env, *((name, None) for name in told))  # by name: their values are the node's
     labels = tuple(one for one in plan.labels if one[0] != f"{LABEL}run")  # it is no run itself
     known = replace(plan.without_payload(), image=asked.image or plan.image, labels=labels)

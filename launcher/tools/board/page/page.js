@@ -466,6 +466,8 @@
     if (why.length) body.append(make("div", { className: "because" }, ...why.map((text) => make("p", {}, text))));
     body.append(make("dl", {}, ...entries.map(([name, value]) =>
       make("div", {}, make("dt", {}, name), make("dd", {}, String(value))))));
+    const receipt = (data.receipts || {})[run.run];
+    if (receipt) body.append(make("pre", { className: "receipt" }, receipt.join("\n")));
     const line = lineOf(run);
     if (line.length > 1) {
       body.append(make("p", { className: "links" }, "resumed: ", ...line.map((each) =>

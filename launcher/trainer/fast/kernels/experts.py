@@ -10,8 +10,8 @@ import torch
 import triton
 import triton.language as tl
 
-WIDE = 2048
-"""Columns that a program has at once."""
+WIDE, PIECE = 2048, 4096
+"""Columns of a row, and elements of a gradient, that a program has at once."""
 
 
 def _block(width: int) -> int:
@@ -117,3 +117,21 @@ def swiglu_back(
     given = (x, factors, slopes, ends, len(ends), of_x, y, sums, slopes.shape[1])
     _swiglu_back[(len(x),)](*given, BLOCK=_block(slopes.shape[1]))
     return of_x, sums, y
+
+
+@triton.jit
+def _put(x, into, size, distance, factor, ADDS: tl.constexpr, BLOCK: tl.constexpr):
+    at, expert = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), tl.cast(tl.program_id(1), tl.int64)
+    inside, place = at < size, into + expert * distance + at
+    y = tl.load(x + expert * size + at, mask=inside).to(tl.float32) * factor
+    if ADDS:
+        y += tl.load(place, mask=inside).to(tl.float32)
+    tl.store(place, y.to(into.dtype.element_ty), mask=inside)
+
+
+def put(x: torch.Tensor, into: torch.Tensor, factor: float, adds: bool) -> None:
+    """Write x × factor to `into`, or add it; [experts, …], each expert's in one piece."""
+    size = x[0].numel()
+    grid = triton.cdiv(size, PIECE), len(x)
+    given = (x, into, size, into.stride(0), factor)
+    _put[grid](*given, ADDS=adds, BLOCK=PIECE, num_warps=8)

@@ -1,0 +1,147 @@
+"""What a run took, beside what it was forecast to take."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+from launcher.runs.checks.machine import GB
+from launcher.tools.forecast import ask, facts, site, text
+from launcher.tools.forecast.facts import Fact
+from launcher.tools.forecast.forecast import Forecast, price
+
+NEWEST = 100
+"""Runs whose receipts the page of runs has."""
+
+LARGEST = 16 << 20
+"""Bytes of metrics of which the page makes a receipt."""
+
+LEAST = 0.001
+"""Of a run's time, what is named."""
+
+JOULES = 3.6e6
+"""Of a kilowatt-hour."""
+
+
+@dataclass(frozen=True)
+class Receipt:
+    """A run's fact and the forecast that it had before its start, by the runs before it."""
+
+    fact: Fact
+    forecast: Forecast
+
+    @property
+    def gpus(self) -> int:
+        """Of all nodes; 0 on the CPU."""
+        return 0 if self.fact.work.on_cpu else self.fact.work.where.world
+
+    @property
+    def parts(self) -> dict[str, float]:
+        """Where its seconds went, the largest first."""
+        found = sorted(self.fact.seconds.items(), key=lambda part: -part[1])
+        return {name: seconds for name, seconds in found if seconds > LEAST * self.fact.total}
+
+
+def of_run(run: str) -> Receipt | None:
+    """The receipt of a run; None where its record doesn't say what it took."""
+    fact = facts.of_run(run)
+    return Receipt(fact, ask.of_record(run, fact)) if fact else None
+
+
+class Receipts:
+    """The receipts of the newest runs as text; what hasn't changed since isn't read again."""
+
+    def __init__(self) -> None:
+        self._kept: dict[str, tuple[tuple[float, int], Fact | None]] = {}
+
+    def read(self) -> dict[str, list[str]]:
+        """Lines by run."""
+        before, self._kept = self._kept, {}
+        for run, when, size in islice(site.newest(), NEWEST):
+            kept = before.get(run)
+            if not kept or kept[0] != (when, size):
+                took = facts.of_run(run) if size <= LARGEST else None
+                kept = (when, size), took
+            self._kept[run] = kept
+        known = [fact for _, fact in self._kept.values() if fact]
+        found = {fact.run: Receipt(fact, ask.of_record(fact.run, fact, known)) for fact in known}
+        return {run: [*lines(one)] for run, one in found.items()}
+
+
+def lines(found: Receipt) -> Iterator[str]:
+    """The receipt as text: fact beside forecast, then where the time went."""
+    fact, expected = found.fact, found.forecast
+    on = fact.place or "machines that its record doesn't name"
+    yield f"run {fact.run}: {fact.work.where.world} {'GPUs' if found.gpus else 'processes'}, {on}"
+    step = expected.step
+    foreseen = text.span(step.range, text.ms) if step else "not known"
+    yield _row("step", text.ms(fact.ms), foreseen, step.ms / fact.ms if step else None)
+    if fact.allocated and expected.memory:
+        total = expected.memory.total - expected.memory.overhead
+        taken, foreseen = f"{fact.allocated / GB:.1f} GB", f"{total / GB:.1f} GB, CUDA's own aside"
+        yield _row("memory", taken, foreseen, total / fact.allocated)
+    hours, done = expected.hours, fact.iterations / (fact.work.steps or fact.iterations or 1)
+    taken = text.duration(fact.total / 3600)
+    if hours and done >= 1:
+        ratio = 3600 * hours.value / fact.total
+        yield _row("time", taken, text.span(hours, text.duration), ratio)
+    else:
+        why = f"of the whole {text.span(hours, text.duration)}" if hours else "not known"
+        yield _row("time", f"{taken}, {done:.0%} of its steps".replace("%", " %"), why, None)
+    yield f"  {fact.iterations} steps, {text.count(fact.tokens)} tokens" + _spent(found)
+    for name, seconds in found.parts.items():
+        meaning = f": {facts.MEANING[name]}" if name in facts.MEANING else ""
+        share = f"{seconds / fact.total:.1%}".replace("%", " %")
+        counted = {facts.SAVES: fact.saves, facts.EVALUATIONS: fact.evaluations}.get(name)
+        times = f", {counted} of {seconds / counted:.3g} s" if counted else ""
+        yield f"  {name:<14}{text.duration(seconds / 3600):>10} {share:>8}{times}{meaning}"
+    if not fact.knows_data:
+        yield "  waiting for data isn't known apart: the log doesn't say it"
+    if step:
+        yield f"  the forecast is by {step.source}"
+
+
+def _row(name: str, taken: str, foreseen: str, ratio: float | None) -> str:
+    off = f" ({ratio:.2f} of it)" if ratio else ""
+    return f"  {name:<8}{taken}; forecast: {foreseen}{off}"
+
+
+def _spent(found: Receipt) -> str:
+    told, fact = "", found.fact
+    if found.gpus:
+        hours, each = fact.total / 3600 * found.gpus, price(fact.place)
+        told += f", {hours:.3g} GPU-hours" + (f" for {hours * each:.4g}" if each else "")
+    if fact.joules:
+        told += f", {fact.joules / JOULES:.3g} kWh in the GPUs"
+    return told
+
+
+def as_json(found: Receipt) -> dict[str, Any]:
+    """The receipt as JSON: ms, bytes, seconds, joules."""
+    fact = found.fact
+    hours = fact.total / 3600 * found.gpus
+    each = price(fact.place) if found.gpus else None
+    return {
+        "run": fact.run,
+        "place": fact.place or None,
+        "outcome": fact.outcome or None,
+        "attempts": fact.attempts,
+        "step_ms": fact.ms,
+        "step_ms_mean": round(fact.mean_ms, 3),
+        "step_ms_spread": list(fact.spread),
+        "memory_allocated": fact.allocated,
+        "memory_reserved": fact.reserved,
+        "seconds": round(fact.total, 3),
+        "seconds_by_part": {name: round(value, 3) for name, value in fact.seconds.items()},
+        "data_is_known": fact.knows_data,
+        "iterations": fact.iterations,
+        "tokens": fact.tokens,
+        "saves": fact.saves,
+        "evaluations": fact.evaluations,
+        "gpu_hours": hours if found.gpus else None,
+        "cost": hours * each if each else None,
+        "joules": fact.joules,
+        "forecast": text.as_json(found.forecast),
+    }

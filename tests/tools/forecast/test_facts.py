@@ -1,0 +1,94 @@
+"""Where a run's seconds went, by records of which each second is known."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from launcher.tools.forecast import facts
+from launcher.tools.forecast.facts import Fact
+from tests.tools.forecast.records import H100, MadeUpRun
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("LAUNCHER_RUNS", str(tmp_path / "runs"))
+    return tmp_path / "runs"
+
+
+def fact(folder: Path, made: MadeUpRun) -> Fact:
+    found = facts.of_run(made.keep(folder))
+    assert found
+    return found
+
+
+@pytest.mark.parametrize("zone", [0, -8, 5.5])
+def test_each_second_is_where_it_went(folder: Path, zone: float) -> None:
+    """A container's clock may be of another zone: its start took hours, or none."""
+    found = fact(folder, MadeUpRun(zone=zone).attempt(0, 0, 1000))
+    spent = {name: value for name, value in found.seconds.items() if value}
+    assert spent == pytest.approx(
+        {"start": 20, "first steps": 12, "steps": 1000, "saves": 120, "evaluations": 15, "end": 40},
+        abs=1.5,
+    )
+    assert (found.ms, found.saves, found.evaluations) == (1000, 4, 3)
+    assert (found.iterations, found.tokens, found.place) == (1000, 1000 * 16 * 512, H100)
+    assert found.total == pytest.approx(1207, abs=2)
+
+
+def test_a_save_and_an_evaluation_in_one_line_are_told_apart(folder: Path) -> None:
+    """Half of an evaluation's time went to the save beside it."""
+    made = MadeUpRun(options={"save_interval": 250, "eval_interval": 125, "log_interval": 25})
+    found = fact(folder, made.attempt(0, 0, 1000))
+    assert found.seconds["saves"] == pytest.approx(3 * 30, abs=1)
+    assert found.seconds["evaluations"] == pytest.approx(7 * 5, abs=1)
+
+
+def test_a_restart_costs_what_is_done_again_and_the_wait(folder: Path) -> None:
+    made = MadeUpRun().attempt(0, 0, 300, outcome="failed")
+    made.now += timedelta(seconds=60)
+    found = fact(folder, made.attempt(1, 200, 1000))
+    assert found.iterations == 1000
+    assert found.seconds["done again"] == pytest.approx(100 + 30 + 5, abs=1)
+    assert found.seconds["restarts"] == pytest.approx(60, abs=2)
+    assert found.seconds["first steps"] == pytest.approx(24, abs=1)
+    assert found.attempts == 2
+
+
+def test_a_run_that_the_watchdog_ended_hung(folder: Path) -> None:
+    made = MadeUpRun(end=1800).attempt(0, 0, 300, outcome="failed", by="the watchdog")
+    assert fact(folder, made).seconds["hangs"] == pytest.approx(1800, abs=2)
+
+
+def test_waiting_for_data_counts_where_nothing_hides_it(folder: Path) -> None:
+    """The GPU works through a graph meanwhile: then only what a line took more was lost."""
+    made = MadeUpRun(data_ms=300).attempt(0, 0, 350)
+    made.lines[-1] |= {"ms_per_step": 1500.0, "data_ms": 800.0}
+    found = fact(folder, made)
+    assert found.knows_data
+    assert found.seconds["data"] == pytest.approx(25, abs=1)
+    eager = MadeUpRun("aaaa0002", {"no_fast": True}, data_ms=300).attempt(0, 0, 1000)
+    found = fact(folder, eager)
+    assert found.seconds["data"] == pytest.approx(300, abs=1)
+    assert found.seconds["steps"] == pytest.approx(700, abs=1)
+    assert found.seconds["saves"] == pytest.approx(120, abs=1)
+
+
+def test_a_foreign_record_has_no_fact(folder: Path) -> None:
+    """One that another version wrote ended the forecast of every run."""
+    run = MadeUpRun().attempt(0, 0, 1000).keep(folder)
+    (folder / run / "plan.json").write_text('{"program": "gpt", "options": {}}')
+    assert facts.of_run(run) is None
+    (folder / run / "plan.json").write_text("[]")
+    assert facts.of_run(run) is None
+
+
+def test_of_a_long_run_the_newest_lines_tell_its_step(folder: Path) -> None:
+    """Reading all of a long run's metrics took seconds, so that it had no part in a forecast."""
+    run = MadeUpRun(start=500).attempt(0, 0, 1000).keep(folder)
+    found = facts.of_run(run, 1500)
+    assert found
+    assert (found.ms, found.whole) == (1000, False)
+    assert 0 < found.iterations < 500
