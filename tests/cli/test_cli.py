@@ -378,6 +378,12 @@ def test_processes_are_given_to_run_as_to_resume(tmp_path: Path) -> None:
     assert "processes: 4\n" in out
 
 
+def test_a_dry_run_refuses_tie_as_the_run_would(tmp_path: Path) -> None:
+    """It showed a compose file that the run itself refused to make."""
+    code, _, err = run(tmp_path, "gpt2-tiny", "--backend", "compose", "--tie", "--dry-run")
+    assert (code, "--tie needs the container's standard input" in err) == (2, True)
+
+
 def test_a_run_does(tmp_path: Path) -> None:
     code, out, err = run(tmp_path, "gpt2-tiny")
     assert (code, out) == (125, "")
