@@ -86,7 +86,7 @@ def run(args: Namespace) -> int:
         config, origin = source.numbered(config, origin, os.environ)
     asked = RunRequest(config, origin, os.getcwd(), tuple(args.rest))
     data = text.tokenized(config, origin, settings().cache, partial(release, asked, chosen))
-    asked = replace(asked, config=data.config)
+    asked = replace(asked, config=data.config, tie=args.tie)
     if args.dry_run:
         if numbers := chosen.tasks:
             asked = task(asked, numbers[0])
@@ -107,9 +107,10 @@ def _start(args: Namespace, asked: RunRequest, chosen: Backend, notes: Iterable[
 
     for note in notes:
         tell(note)
+    asked = replace(asked, tie=args.tie)
     if args.dry_run:
         return _show(args, asked, chosen, TokenizedRun(asked.config))
-    asked, chosen = replace(asked, tie=args.tie), chosen.configured(asked.config)
+    chosen = chosen.configured(asked.config)
     preflight = not args.no_preflight
     return start(asked, chosen, detach=args.detach, preflight=preflight, shown=shown(args))
 
@@ -151,7 +152,7 @@ def _show(args: Namespace, asked: RunRequest, chosen: Backend, data: TokenizedRu
             lines.append(f"data.text: it will be tokenized first, to {data.text.prefix}.bin")
     for line in lines:
         print(f"launcher: {line}", file=sys.stderr)
-    print("", *text.lines(forecast), sep="\n")
+    print(*text.lines(forecast), sep="\n", file=sys.stderr)  # stdout ends with the command
     return 0
 
 

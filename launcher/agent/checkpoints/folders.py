@@ -283,10 +283,7 @@ def _move_aside(path: Path, why: str = INCOMPLETE) -> Path:
 
 
 def sign(root: Path) -> None:
-    """Let what is newly complete under `root` say whose it is, as far as that is known.
-
-    Raises `OSError` where that isn't allowed.
-    """
+    """Name the run in what is newly complete under `root`, as far as known. Raises OSError."""
     for each in newest_first(root):
         if lineage.said(each.folder):
             return
@@ -334,10 +331,7 @@ def clear(root: Path, line: str) -> list[Path]:
 
 
 def remove_partial(root: Path) -> None:
-    """Remove what interrupted saves of the line that has claimed `root` left there.
-
-    Several ranks may call this at the same time.
-    """
+    """Remove what interrupted saves of `root`'s line left; several ranks may call it at once."""
     for path in root.glob(f"iter_*{PARTIAL}"):
         if lineage.is_claimed(path):
             remove(path)

@@ -14,10 +14,7 @@ END = 0
 
 
 def catch(signums: Sequence[signal.Signals]) -> set[int | signal.Signals]:
-    """Let the signals end nothing, also where this process was started deaf to them.
-
-    The mask of blocked ones that was before.
-    """
+    """Block the signals, also where they were ignored. Returns the mask of before."""
     for signum in signums:
         signal.signal(signum, _nothing)
     return signal.pthread_sigmask(signal.SIG_UNBLOCK, signums)

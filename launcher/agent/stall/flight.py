@@ -50,10 +50,7 @@ class Operation:
 
 
 def variables(folder: Path, environ: Mapping[str, str]) -> dict[str, str]:
-    """What makes torch 2.3 and later keep records, and write them when asked to and on a time-out.
-
-    The user's own values win.
-    """
+    """Makes torch 2.3 and later keep records and write them when asked; the user's values win."""
     defaults = {
         **({} if _keeps_records() else {"TORCH_NCCL_TRACE_BUFFER_SIZE": str(ENTRIES)}),
         "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",

@@ -101,10 +101,7 @@ def own_digest() -> str:
 
 
 def write(inputs: Inputs, wheels: dict[str, list[Path]], scratch: Path, file: IO[bytes]) -> None:
-    """Unpack and patch the source in `scratch`, write the context's tar to `file`.
-
-    Raises BuildError where a patch doesn't apply.
-    """
+    """Unpack and patch the source, write the context's tar to `file`. BuildError: a patch."""
     tree = scratch / "source"
     inputs.source.unpack(tree)
     apply_patches(inputs.patches, tree)

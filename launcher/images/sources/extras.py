@@ -130,10 +130,7 @@ def find_lock(made: Recipe, matrix: Matrix, site: Settings) -> ExtrasLock | None
 
 
 def locked_hashes(site: Settings) -> set[str]:
-    """The sha256 of every file that a lock of extras names, wherever the locks lie.
-
-    Raises UsageError as `find_lock` does.
-    """
+    """The sha256 of every file that a lock of extras names. Raises UsageError as `find_lock`."""
     folders = (site.matrix.parent / "extras", site.extras)
     found = (yamlfile.load(path, ExtrasLock) for one in folders for path in one.glob("*/*.yaml"))
     return {sha256_of_pin(pin) for lock in found for pin in lock.pins}

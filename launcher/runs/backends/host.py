@@ -47,10 +47,7 @@ def ask(
     given: str = "",
     timeout: float = 60,
 ) -> str:
-    """What a program prints of what it is given to read.
-
-    Raises EngineError where it isn't there, which `remedy` mends, or fails.
-    """
+    """A program's output for this input. EngineError: it isn't there (`remedy`), or fails."""
     name = argv[0]
     if shutil.which(name) is None:
         raise EngineError(f"there is no {name} here", remedy)

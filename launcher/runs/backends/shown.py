@@ -61,10 +61,7 @@ def folders(plan: Plan) -> str:
 
 
 def wanted(named: Iterable[str]) -> str:
-    """A line for each variable, with which a shell asks for it where it has none.
-
-    The commands take a secret's value from there.
-    """
+    """A shell's line for each variable that it lacks, from which commands take secrets."""
     return "".join(f': "${{{name}:?export it first: its value is not shown}}"\n' for name in named)
 
 

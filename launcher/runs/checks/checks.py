@@ -145,10 +145,7 @@ def _with_rest(config: RunConfig, plan: Plan) -> RunConfig:
 
 
 def chosen(asked: Gpus, there: Sequence[Gpu]) -> list[Gpu]:
-    """The GPUs that a request makes visible: those named, all, or the first so many.
-
-    A device that isn't there is left out.
-    """
+    """The GPUs that a request makes visible, without those that aren't there."""
     if asked.devices:
         return [gpu for gpu in (find_gpu(device, there) for device in asked.devices) if gpu]
     return list(there if asked.everything else there[: asked.count])

@@ -28,10 +28,7 @@ END_SECONDS = 15
 
 @dataclass
 class Silence:
-    """Since when a run has written nothing: its own words, and not those of a report on it.
-
-    It is due once, until the run goes on.
-    """
+    """Since when a run has written nothing of its own. It is due once, until the run goes on."""
 
     timeout: float
     since: float

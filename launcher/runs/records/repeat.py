@@ -1,7 +1,4 @@
-"""Prepares the exact repetition of a run, in a folder of its own.
-
-The tasks of an array repeat it too, each from another seed.
-"""
+"""Prepares the exact repetition of a run, or of an array's tasks, in a folder of its own."""
 
 from __future__ import annotations
 

@@ -41,10 +41,7 @@ class Resumption:
 
 
 def from_newest(config: RunConfig) -> RunConfig:
-    """`config` so that it goes on where it ended: it loads what it saved, all of it.
-
-    Raises UsageError where it saved nothing.
-    """
+    """`config` so that it loads what it saved, all of it. UsageError: it saved nothing."""
     checkpoint = config.checkpoint
     if not checkpoint.save:
         raise UsageError(

@@ -124,10 +124,7 @@ def ended(run: str, attempt: int) -> ExitStatus | None:
 
 
 def cause(text: str) -> EndCause:
-    """What ended a run, by its backend: a run's id, its beginning or its name.
-
-    `EndCause.ITSELF` where nothing is kept of it.
-    """
+    """What ended a run, named by id or name; `EndCause.ITSELF` where nothing is kept of it."""
     with suppress(UsageError, KeyError, ValueError):
         return EndCause((_last_ending(record.folder(record.find(text).run)) or {})["cause"])
     return EndCause.ITSELF

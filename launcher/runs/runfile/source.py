@@ -154,10 +154,7 @@ def _over(base: Any, data: Any) -> Any:
 
 
 def _at_once(data: Any, overrides: list[Override]) -> RunConfig | None:
-    """The file and what is laid over it, validated as one.
-
-    None where something is wrong, which is found out part by part.
-    """
+    """The file and what is laid over it, validated as one; None for what has faults."""
     with suppress(TypeError, ValidationError):
         if "image" in data:
             data = data | {"image": Image.spelled_out(data["image"])}  # type: ignore[operator]

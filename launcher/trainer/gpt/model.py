@@ -68,10 +68,7 @@ PLAIN = ModelKind()
 
 
 def vocabulary(arguments: argparse.Namespace, tensor: int, saved: dict[str, Any]) -> int:
-    """The padded vocabulary: the checkpoint's, where one is loaded.
-
-    Raises `OptionError` where that doesn't fit the arguments.
-    """
+    """The padded vocabulary, a loaded checkpoint's first. OptionError: that doesn't fit."""
     if not saved:
         divisible_by = arguments.make_vocab_size_divisible_by
         return padded_vocabulary(arguments.vocab_size, divisible_by, tensor)

@@ -50,10 +50,7 @@ def build(arguments: argparse.Namespace, wrapped: list[Any]) -> Any:
 
 
 class HostSteps:
-    """Megatron's own step, and the rate and decay that its own training loop would set before.
-
-    `steps` are those taken so far.
-    """
+    """Megatron's own step, with its loop's rate and decay. `steps`: those taken so far."""
 
     def __init__(self, arguments: argparse.Namespace, optimizer: Any, steps: int) -> None:
         self.arguments, self.optimizer, self.steps = arguments, optimizer, steps

@@ -100,10 +100,7 @@ def share(plan: Plan, sizes: Iterable[NodeSize]) -> dict[str, object]:
 
 
 def request(plan: Plan, asked: Slurm, folder: Path, sizes: Iterable[NodeSize] = ()) -> SlurmRequest:
-    """The job of `plan`, whose files lie in `folder` on a disk that all nodes see.
-
-    sizes: of the nodes, where Slurm says them
-    """
+    """The job of `plan`, with its files in `folder`. sizes: of the nodes, where Slurm has them"""
     if plan.cap_add and asked.container in INSIDE:
         raise UsageError(
             f"resources.cap_add: {asked.container} starts containers without rights of their own",
