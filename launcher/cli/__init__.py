@@ -41,7 +41,7 @@ COMMANDS = {
     ),
     "runs": ("runs", "list the runs that there were; show one whole; prune their records"),
     "board": ("runs", "serve a page of all runs and their curves, until Ctrl-C"),
-    "nodes": ("nodes", "list the machines that runs failed on, and the causes that are their own"),
+    "nodes": ("doctor", "list the machines that runs failed on, and the causes that are their own"),
     "exec": ("runs", "run a command where a run goes on: exec RUN -- nvidia-smi"),
     "shell": ("start", "open a shell in an image: shell [TAG] [-- COMMAND]"),
     "plot": ("runs", "draw loss and throughput of runs into one PNG"),
@@ -68,8 +68,8 @@ COMMANDS = {
         "matrix",
         "list the images that can be built, render their Dockerfiles, lock their inputs",
     ),
-    "demo": ("demo", "build the CPU image from Megatron's source and train a tiny GPT in it"),
-    "engine": ("demo", "keep a private engine up (Linux, root, apt) and print its DOCKER_HOST"),
+    "demo": ("doctor", "build the CPU image from Megatron's source and train a tiny GPT in it"),
+    "engine": ("doctor", "keep a private engine up (Linux, root, apt) and print its DOCKER_HOST"),
 }
 """The module of each command, and its help, so that `--help` needs to import none of them."""
 

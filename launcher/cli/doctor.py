@@ -1,14 +1,16 @@
-"""`launcher doctor`: reports what this machine and its engine can run."""
+"""Commands about machines: what they can run, which failed, and a private engine."""
 
 from __future__ import annotations
 
 import os
 from argparse import Namespace
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher.base import names
 from launcher.base.errors import EngineError, PreflightError, UsageError
-from launcher.cli.command import argument, command, either, flag, image
+from launcher.cli.command import argument, command, either, flag, image, table
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
     from launcher.runs.plan.plan import Plan
 
 DEFAULT = "24.10"
+NODES = ("NODE", "FAILURES", "OWN", "CAUSES", "LAST", "RUNS")
 
 
 @command(
@@ -159,3 +162,57 @@ def all_reduce_plan(args: Namespace, chosen: Backend) -> Plan:
     mounts = tuple(mount for mount in plan.mounts if mount.key != "program")
     words = plan.argv[: plan.argv.index("--") + 1]
     return replace(plan, argv=(*words, "-m", "launcher.agent.allreduce"), mounts=mounts)
+
+
+@command(
+    argument("--since", "failed no longer ago than 30m, 12h, 7d", "AGE"),
+    flag("--json", "print one JSON object a line"),
+)
+def nodes(args: Namespace) -> int:
+    """List the machines that runs failed on, and the causes that are their own."""
+    import json
+    from dataclasses import asdict
+
+    from launcher.runs.records import nodes, runs
+
+    found = nodes.failures(runs.ago(args.since) if args.since else None)
+    if args.json:
+        print("".join(f"{json.dumps(asdict(one))}\n" for one in found), end="")
+        return 0
+    rows = list[tuple[str, ...]]()
+    for node in sorted({one.node for one in found}):
+        its = [one for one in found if one.node == node]
+        own = [one.cause for one in its if one.cause]
+        of = [*dict.fromkeys(one.run for one in its)]
+        causes = ", ".join(dict.fromkeys(own))
+        rows.append((node, f"{len(its)}", f"{len(own)}", causes, its[0].ended, " ".join(of[:5])))
+    print(table([NODES, *rows]), end="")
+    return 0
+
+
+@command()
+def demo(args: Namespace) -> int:
+    """Build the CPU image from Megatron's source and train a tiny GPT in it."""
+    from launcher.base.settings import settings
+    from launcher.tools import demo
+
+    demo.run(settings())
+    return 0
+
+
+@command(
+    argument(
+        "folder",
+        "keeps the engine's packages and images (default: that of `make demo`)",
+        "FOLDER",
+        type=Path,
+        nargs="?",
+    )
+)
+def engine(args: Namespace) -> int:
+    """Keep a private engine up (Linux, root, apt) and print its DOCKER_HOST."""
+    from launcher.base.settings import settings
+    from launcher.images.engine.private.private import keep_up
+
+    keep_up(args.folder or settings().cache / "engine", partial(print, flush=True))
+    return 0
