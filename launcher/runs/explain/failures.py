@@ -238,8 +238,9 @@ def _matches(
     known: Failure, text: str, starts: list[int], parts: list[tuple[int, int]]
 ) -> Iterator[re.Match[str]]:
     """Where a row matches in these parts of a text, each its first and last line."""
+    says = pattern(known)
     for first, last in parts:
-        yield from pattern(known).finditer(text, starts[first], starts[last + 1] - 1)
+        yield from says.finditer(text, starts[first], starts[last + 1] - 1)
 
 
 def _place(raised: list[LogLine], signs: dict[str, FailureSign]) -> None:
