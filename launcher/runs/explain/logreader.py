@@ -113,15 +113,12 @@ def _kept(piece: bytes, kinds: list[bytes], new: set[bytes], first: int) -> list
     """The lines of trouble, of a kind not seen before, each with its neighbours."""
     lines = piece.split(b"\n")
     firsts = dict(zip(reversed(kinds), range(len(kinds) - 1, -1, -1), strict=True))
-    at = set[int]()
-    for kind in new:
-        index = firsts[kind]
-        if TROUBLE.search(_cut(lines[index])):
-            at.update((index - 1, index, index + 1))
+    hits = [at for at in map(firsts.__getitem__, new) if TROUBLE.search(_cut(lines[at]))]
+    near = {at + by for at in hits for by in (-1, 0, 1)} - {-1, len(lines)}
+    text = b"\n".join(_cut(lines[at]) for at in sorted(near)).decode(errors="replace")
     return [
-        parse(first + index, _cut(lines[index]).decode(errors="replace"))
-        for index in sorted(at)
-        if 0 <= index < len(lines)
+        parse(first + at, line)
+        for at, line in zip(sorted(near), text.split("\n"), strict=bool(near))
     ]
 
 
