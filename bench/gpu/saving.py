@@ -96,10 +96,11 @@ def main() -> None:
     arguments = command_line.parse([*SIZES.split(), "--save", str(given.to), *given.more])
     arguments.on_cpu = cpu.is_installed()
     from launcher.trainer.gpt import data, training
+    from launcher.trainer.gpt.measurements import Meter
 
     trainer = training.begin(arguments, command_line.layout(arguments, 1))
     batches = iter(data.loader(arguments, trainer.training_set, 0))
-    trainer.report.meter = training.Meter()
+    trainer.report.meter = Meter()
     print(json.dumps({name: round(s, 4) for name, s in measure(trainer, batches).items()}))
 
 

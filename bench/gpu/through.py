@@ -142,8 +142,7 @@ def command(case: Case, words: Sequence[str]) -> list[str]:
     if not case.bare:
         return argv
     said = subprocess.run([*argv, "--dry-run"], capture_output=True, text=True, check=True)
-    line = next(each for each in said.stdout.splitlines() if each.startswith("env "))
-    program = shlex.split(line.partition(" -- -m launcher")[2])
+    program = shlex.split(said.stdout.strip().splitlines()[-1].partition(" -- -m launcher")[2])
     torchrun = ["torch.distributed.run", "--standalone", "--nproc-per-node", str(case.gpus)]
     return [sys.executable, "-m", *torchrun, "-m", f"launcher{program[0]}", *program[1:]]
 

@@ -10,7 +10,6 @@ import inspect
 import os
 from argparse import Namespace
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from launcher.agent.ranks.ending import OptionError
@@ -165,23 +164,18 @@ def prepare() -> None:
     filesystem._write_item = adapted
 
 
-@dataclass(frozen=True)
-class AsyncSaving:
-    """Saves that go on beside training, in Megatron's queue, and how `save` is called for them."""
+def async_saving() -> tuple[Any, dict[str, Any]]:
+    """A queue of saves that go on beside training, and how Megatron's `save` is called for them.
 
-    queue: Any
-    how: Mapping[str, Any]
-
-
-def async_saving() -> AsyncSaving:
-    """The queue, from 0.17 on of nvidia-resiliency-ext where that is here in 0.6 or newer."""
+    From 0.17 on they are nvidia-resiliency-ext's, where that is here in 0.6 or newer.
+    """
     from megatron.core.dist_checkpointing.strategies import async_utils, torch
 
+    how: dict[str, Any] = {"async_sharded_save": True}
     if not hasattr(torch, "get_async_strategy"):
-        return AsyncSaving(async_utils.AsyncCallsQueue(), {"async_sharded_save": True})
+        return async_utils.AsyncCallsQueue(), how
     name, modules = torch.get_async_strategy()
-    how = {"async_sharded_save": True, "async_strategy": name}
-    return AsyncSaving(modules["AsyncCallsQueue"](persistent=False), how)
+    return modules["AsyncCallsQueue"](persistent=False), how | {"async_strategy": name}
 
 
 def check_distributed_optimizer() -> None:

@@ -82,7 +82,7 @@ EXIT_CODES = """\
 exit codes:
   0    done
   1    a saved image is damaged, or a registry has another than the expected one; a document
-       can't be tokenized, or data files are damaged or differ; explain knows no cause
+       can't be tokenized, or data files are damaged or differ; explain or bisect finds nothing
   2    wrong usage or a wrong file
   70   an error that nobody foresaw: a file that is named holds the traceback, to be reported;
        with LAUNCHER_TRACEBACK=1 it is printed

@@ -152,7 +152,7 @@ def _show(args: Namespace, asked: RunRequest, chosen: Backend, data: TokenizedRu
             lines.append(f"data.text: it will be tokenized first, to {data.text.prefix}.bin")
     for line in lines:
         print(f"launcher: {line}", file=sys.stderr)
-    print("", *text.lines(forecast), sep="\n")
+    print(*text.lines(forecast), sep="\n", file=sys.stderr)  # stdout ends with the command
     return 0
 
 

@@ -343,18 +343,18 @@ def test_a_dry_run_needs_no_engine(tmp_path: Path) -> None:
     assert code == 0
     told = "launcher: training.precision: auto is "
     assert err.startswith(told)
-    assert err.count("\n") == 1
+    assert err.splitlines()[1] == "forecast for 2 × GPU:"
+    assert err.splitlines()[2].startswith("  memory      ")
     assert f"--{err.removeprefix(told)[:4]}\n" in out
     assert f"/checkpoints <- {tmp_path}/checkpoints/gpt2 (read-write)" in out
-    assert "\ndocker run --rm --name gpt2-" in out
-    assert "\nforecast for 2 × GPU:\n  memory " in out
+    assert out.splitlines()[-1].startswith("docker run --rm --name gpt2-")
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_dry_run_tells_what_files_are_not_there_yet(tmp_path: Path) -> None:
     code, _, err = run(tmp_path, "gpt2-tiny", "--dry-run", "--set", "data.path=corpus")
     assert code == 0
-    assert err.splitlines() == [
+    assert err.splitlines()[:2] == [
         f"launcher: data.path: no such file or folder: {tmp_path}/corpus{end}"
         for end in (".bin", ".idx")
     ]
@@ -373,7 +373,8 @@ def test_a_wrong_path_of_data_is_named_with_what_is_beside_it(tmp_path: Path) ->
 
 def test_processes_are_given_to_run_as_to_resume(tmp_path: Path) -> None:
     code, out, err = run(tmp_path, "gpt2-tiny", "--processes", "4", "--dry-run")
-    assert (code, err) == (0, "")
+    assert code == 0
+    assert "launcher: " not in err
     assert "processes: 4\n" in out
 
 

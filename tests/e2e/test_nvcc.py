@@ -1,4 +1,4 @@
-"""Extensions compiled by a real nvcc, in the real stage, on a base that has torch for CUDA."""
+"""An extension compiled by a real nvcc, in the real stage, on a base that has torch for CUDA."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+import yaml
 
 from launcher.base.errors import LauncherError
 from launcher.base.screen import Progress
@@ -38,7 +39,8 @@ python3 -m pip install --no-index --no-deps --break-system-packages /wheels/*.wh
 ln -s lib {HOME}/lib64
 cd {HOME}/lib && for one in *.so.*; do ln -sf $one ${{one%%.so.*}}.so; done
 """
-MODULES = {"causal-conv1d-1.5.4": "causal_conv1d_cuda", "mamba-ssm-2.2.6": "selective_scan_cuda"}
+EXTENSION = "causal-conv1d-1.5.4"
+FIND = "import causal_conv1d_cuda; print(causal_conv1d_cuda.__file__)"
 
 
 @pytest.fixture
@@ -67,15 +69,19 @@ def base(engine: DockerClient) -> Iterator[str]:
         engine.images.remove(image, force=True)
 
 
-def test_the_set_mamba_is_compiled_for_the_gpu_that_is_named_alone(
+def test_causal_conv1d_is_compiled_for_the_gpu_that_is_named_alone(
     engine: DockerClient, site: Settings, base: str, tmp_path: Path
 ) -> None:
-    """Their setup.py name seven GPUs, whatever is asked for; no real nvcc had been in a test."""
+    """Its setup.py names seven GPUs, whatever is asked for; no real nvcc had been in a test."""
     row = {"python": "3.11", "torch": TORCH, "megatron": "0.16.1", "source": "sdist"}
-    own = replace(site, matrix=matrix_folder(tmp_path, {"25.09": row}))
-    builds = Builds(engine, own, Progress(), f"{NAMES}-nvcc")
+    path = matrix_folder(tmp_path, {"25.09": row})
+    data = yaml.safe_load(path.read_text())
+    conv = {"purpose": "one of mamba's two", "extensions": [EXTENSION], "architectures": ["90"]}
+    data["extras"] = {"conv": conv}
+    path.write_text(yaml.safe_dump(data, sort_keys=False))
+    builds = Builds(engine, replace(site, matrix=path), Progress(), f"{NAMES}-nvcc")
     request = BuildRequest(
-        "25.09", base=base, builder=base, architectures="80", jobs=2, extras=("mamba",)
+        "25.09", base=base, builder=base, architectures="80", jobs=2, extras=("conv",)
     )
     try:
         builds.inputs(request)
@@ -83,15 +89,12 @@ def test_the_set_mamba_is_compiled_for_the_gpu_that_is_named_alone(
         pytest.skip(f"its source can't be had (LAUNCHER_GIT_MIRROR names another place): {error}")
     name = builds.build(request).names[0]
     try:
-        for extension, module in MODULES.items():
-            record = json.loads(in_image(engine, name, "cat", f"/opt/extensions/{extension}.json"))
-            assert record["architectures"] == "80"
-            find = f"import torch, {module}; print({module}.__file__)"
-            library = in_image(engine, name, "python3", "-c", find).strip()
-            assert library.startswith(f"/opt/extensions/lib/{module}.")
-            dump = (f"{HOME}/bin/cuobjdump", "--list-elf", library)
-            codes = in_image(engine, name, *dump).splitlines()
-            assert codes
-            assert all(one.endswith(".sm_80.cubin") for one in codes), codes
+        record = json.loads(in_image(engine, name, "cat", f"/opt/extensions/{EXTENSION}.json"))
+        assert record["architectures"] == "80"
+        library = in_image(engine, name, "python3", "-c", f"import torch; {FIND}").strip()
+        assert library.startswith("/opt/extensions/lib/causal_conv1d_cuda.")
+        codes = in_image(engine, name, f"{HOME}/bin/cuobjdump", "--list-elf", library).splitlines()
+        assert codes
+        assert all(one.endswith(".sm_80.cubin") for one in codes), codes
     finally:
         engine.images.remove(name, force=True)

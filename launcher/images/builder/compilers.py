@@ -47,6 +47,11 @@ FAULTS = (
         "this nvcc compiles for no {}: name others in ARCHITECTURES or the row",
     ),
     (
+        r"#error C\+\+(\d+) or later compatible compiler is required",
+        "its setup.py asks for an older C++ than {}, which this torch's headers need: take a row "
+        "with an older torch",
+    ),
+    (
         r"Could not find (CUDNN\w+)",
         "there are no cuDNN headers ({}): torch's are looked for at CUDNN_PATH",
     ),

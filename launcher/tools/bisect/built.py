@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from launcher.base.errors import BuildError, EngineError
 from launcher.base.screen import Progress
 from launcher.base.settings import settings
 from launcher.images.builder.image import BuildRequest, Builds
@@ -18,13 +19,17 @@ REPOSITORY = "megatron-bisect"
 def build(made: ImageBuild, packages: Mapping[str, str] | None, progress: Progress) -> str:
     """The name of an image, which is built unless it was; with exact `packages` for its extras.
 
-    Raises as `Builds.build`.
+    Raises as `Builds.build`, but EngineError only where no engine answers any more.
     """
     extras = made.extras
     if packages is not None:
         extras = tuple(f"{name}=={version}" for name, version in sorted(packages.items()))
     request = BuildRequest(made.tag, made.release, extras=extras)
-    return _builds(progress).build(request).names[0]
+    try:
+        return _builds(progress).build(request).names[0]
+    except EngineError as error:
+        connect()
+        raise BuildError(error.problem, error.remedy) from error  # a base that can't be pulled
 
 
 def package_versions(made: ImageBuild, progress: Progress) -> dict[str, str]:

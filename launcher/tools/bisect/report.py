@@ -37,7 +37,8 @@ def _lines(found: Found) -> Iterator[str]:
         yield "what couldn't be tried:"
         yield from (f"  {one}" for one in untried)
     took = duration(sum(one.seconds for one in made.outcomes.values()))
-    yield f"{len(made.outcomes)} trials of {sum(end)} differences, {took}"
+    steps = f"{sum(end)} difference{'s' if sum(end) > 1 else ''}"
+    yield f"{len(made.outcomes)} trials of {steps}, {took}"
 
 
 def _change(axis: Axis, one: Difference) -> str:

@@ -6,7 +6,6 @@ import json
 import math
 import os
 import re
-import secrets
 import statistics
 import subprocess
 import sys
@@ -35,6 +34,7 @@ REFUSED = (2, 121, 122)
 """Exit codes of the launcher, where the run wasn't started: its own words say why."""
 
 LOST = (123, 125)
+INTERRUPTED = (130, 143)
 LATE = -1
 """In place of the exit code of a run that took too long."""
 
@@ -72,22 +72,20 @@ class ShortRun:
         began = time.monotonic()
         with owned.scratch(settings().cache) as scratch:
             try:
-                config = self._config(candidate, scratch)
+                config = self._config(candidate, scratch, number)
+                outcome = self._run(candidate, config, scratch, number)
             except LauncherError as error:
-                why = " ".join(str(error).split())[:SHOWN]
-                return Outcome(why=why, seconds=time.monotonic() - began)
-            (scratch / "run.yaml").write_text(
-                json.dumps(config.model_dump(mode="json", exclude_unset=True))
-            )
-            outcome = self._run(candidate, scratch / "run.yaml", number)
+                if isinstance(error, EngineError):
+                    raise
+                outcome = Outcome(why=" ".join(str(error).split())[:SHOWN])
         return replace(outcome, seconds=time.monotonic() - began)
 
-    def _config(self, candidate: Candidate, scratch: Path) -> RunConfig:
+    def _config(self, candidate: Candidate, scratch: Path, number: int) -> RunConfig:
         """The run file of the trial, with its image built and its checkout written.
 
         Raises LauncherError where it can't be made.
         """
-        own: dict[str, Any] = {"name": "bisect", "image": {**candidate.image}}
+        own: dict[str, Any] = {"name": f"bisect-{number}", "image": {**candidate.image}}
         config = source.made({**candidate.config, **own}, "these keys")
         if candidate.checkout:
             own["source"] = str(candidate.checkout.write(scratch / "source"))
@@ -97,48 +95,42 @@ class ShortRun:
         config = source.overridden(config, [Override("bisect", own)])
         return shortened(config, self.steps, candidate.cwd, scratch)
 
-    def _run(self, candidate: Candidate, file: Path, number: int) -> Outcome:
-        log = self.folder / f"{number}.log"
-        records = (
-            self.folder / "runs" / f"{number}-{secrets.token_hex(4)}"
-        )  # its earlier try's stay
+    def _run(self, candidate: Candidate, config: RunConfig, scratch: Path, number: int) -> Outcome:
+        """What came of the run. Raises EngineError where that is lost."""
+        file, log, runs = scratch / "run.yaml", self.folder / f"{number}.log", self.folder / "runs"
+        file.write_text(json.dumps(config.model_dump(mode="json", exclude_unset=True)))
         argv = [sys.executable, "-m", "launcher", "run", str(file), "--backend", self.backend]
         argv += ["--tie", *(["--", *candidate.rest] if candidate.rest else [])]
         search = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-        env = os.environ | {"LAUNCHER_RUNS": str(records), "PYTHONPATH": search}
+        env = os.environ | {"LAUNCHER_RUNS": str(runs), "PYTHONPATH": search}
+        before = {*runs.glob(f"*/{record.FILE}")}
         with open(files.open_own(log, NEW), "wb") as output:
             code = finished(argv, candidate.cwd, env, output.fileno(), self.seconds)
         text = log.read_text(encoding="utf-8", errors="replace")
-        lines = text.replace(f"{file.parent}/", "").splitlines()
+        lines = text.replace(f"{scratch}/", "").splitlines()
         if code in LOST:
             raise EngineError(*_own_words(lines))
-        if code in (130, 143):
+        if code in INTERRUPTED:
             raise KeyboardInterrupt
-        steps = [
-            one
-            for path in sorted(records.glob(f"*/{record.METRICS}"))
-            for one in plot.continued(record.read_lines(path))
-            if one["kind"] == plot.STEP
-        ]
-        cause, said = cause_of(lines, code) if code else ("", "")
-        if code is None:
-            cause = f"it took longer than {self.seconds:g} s"
-        outcome = Outcome(
-            code=LATE if code is None else code,
-            cause=cause,
-            said=said,
-            loss=loss_of(steps),
-            ms=ms_of(steps),
-            log=str(log),
-        )
+        kept = next((one.parent for one in {*runs.glob(f"*/{record.FILE}")} - before), None)
+        outcome = replace(self._outcome(lines, code, kept), log=str(log))
         if not self.check or code in REFUSED:
             return outcome
-        told = {"BISECT_LOG": str(log), "BISECT_RECORDS": str(records)}
+        told = {"BISECT_LOG": str(log), "BISECT_RECORD": str(kept or "")}
         told |= {"BISECT_CODE": str(outcome.code)}
         done = subprocess.run(
             ["sh", "-c", self.check], cwd=candidate.cwd, env=env | told, stdout=sys.stderr
         )
         return replace(outcome, check=done.returncode)
+
+    def _outcome(self, lines: Sequence[str], code: int | None, kept: Path | None) -> Outcome:
+        """What came of a run with this output and this record; code: None where it was too late."""
+        if code is None:
+            return Outcome(LATE, f"it took longer than {self.seconds:g} s")
+        metrics = plot.continued(record.read_lines(kept / record.METRICS)) if kept else []
+        steps = [one for one in metrics if one["kind"] == plot.STEP]
+        cause, said = cause_of(lines, code) if code else ("", "")
+        return Outcome(code, cause, said, loss_of(steps), ms_of(steps))
 
 
 def shortened(config: RunConfig, steps: int, cwd: str, scratch: Path) -> RunConfig:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from launcher.base.errors import EngineError, UsageError, nearest
 from launcher.runs.checks import gather
 from launcher.runs.checks.machine import GB, Gpu
-from launcher.runs.follow.assemble import PlannedRun, assemble, new_stamp
+from launcher.runs.follow.assemble import PlannedRun, assemble, counted, new_stamp
 from launcher.runs.plan.job import Backend
 from launcher.runs.records import record, throughput
 from launcher.runs.runfile.source import RunRequest
@@ -37,23 +37,18 @@ def of_request(
 
     Raises UsageError, EngineError.
     """
-    visible = [card(gpu)] if gpu else None
+    visible: Sequence[Gpu] = [card(gpu)] if gpu else ()
+    with suppress(EngineError):  # where that matters, assemble raises it
+        visible = visible or gather.visible(counted(asked.config, chosen), chosen)
     planned = assemble(asked, chosen, new_stamp(), dry=True, visible=visible)
     return of_planned(planned, chosen, visible, network), planned
 
 
 def of_planned(
-    planned: PlannedRun,
-    chosen: Backend,
-    visible: Sequence[Gpu] | None = None,
-    network: float | None = None,
+    planned: PlannedRun, chosen: Backend, visible: Sequence[Gpu], network: float | None = None
 ) -> Forecast:
-    """The forecast of a plan; `visible` are its GPUs, this machine's where they aren't given."""
+    """The forecast of a plan; `visible` are its GPUs, none where they aren't known."""
     run, plan = planned.run, planned.plan
-    if visible is None:
-        visible = ()
-        with suppress(EngineError):
-            visible = gather.visible(run.gpus, chosen)
     one = min(visible, key=lambda gpu: gpu.total, default=None)
     work = works.of_resolved(run)
     machine = Machine("", network=network)

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
+from math import inf
 from statistics import median
 from typing import Any
 
@@ -152,7 +153,8 @@ def _fact(
     plain = plain or [line for at in attempts for line in lines[at][1:]]
     if not plain:
         return None
-    ms = _median(plain)
+    if not 0 < (ms := _median(plain)) < inf:
+        return None
     hidden = costs.starts(done) in ("kernels", *costs.COMPILED)  # behind the GPU's work
     waits = 0.0 if hidden else median(line.data / line.count for line in plain)
     spent = _Spent(done, validated, ms, ms / 1000 - waits)

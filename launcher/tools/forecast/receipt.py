@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
+from launcher.base.screen import printable
 from launcher.runs.checks.machine import GB
 from launcher.tools.forecast import ask, facts, site, text
 from launcher.tools.forecast.facts import Fact
@@ -51,29 +53,39 @@ def of_run(run: str) -> Receipt | None:
 
 
 class Receipts:
-    """The receipts of the newest runs as text; what hasn't changed since isn't read again."""
+    """The receipts of the newest runs as text; what hasn't changed since isn't made again."""
 
     def __init__(self) -> None:
-        self._kept: dict[str, tuple[tuple[float, int], Fact | None]] = {}
+        self._facts: dict[str, tuple[tuple[float, int], Fact | None]] = {}
+        self._lines: dict[str, tuple[object, list[str]]] = {}
 
     def read(self) -> dict[str, list[str]]:
-        """Lines by run."""
-        before, self._kept = self._kept, {}
+        """Lines by run; a run whose record says something odd has none."""
+        before, self._facts = self._facts, {}
         for run, when, size in islice(site.newest(), NEWEST):
             kept = before.get(run)
             if not kept or kept[0] != (when, size):
                 took = facts.of_run(run) if size <= LARGEST else None
                 kept = (when, size), took
-            self._kept[run] = kept
-        known = [fact for _, fact in self._kept.values() if fact]
-        found = {fact.run: Receipt(fact, ask.of_record(fact.run, fact, known)) for fact in known}
-        return {run: [*lines(one)] for run, one in found.items()}
+            self._facts[run] = kept
+        known = [fact for _, fact in self._facts.values() if fact]
+        was, self._lines = self._lines, {}
+        for fact in known:
+            earlier = [one for one in known if one.created < fact.created][: site.MOST_RUNS]
+            stamp = self._facts[fact.run][0], [one.run for one in earlier]
+            if (made := was.get(fact.run)) and made[0] == stamp:
+                self._lines[fact.run] = made
+                continue
+            with suppress(*facts.FOREIGN):
+                found = Receipt(fact, ask.of_record(fact.run, fact, earlier))
+                self._lines[fact.run] = stamp, [*lines(found)]
+        return {run: text for run, (_, text) in self._lines.items()}
 
 
 def lines(found: Receipt) -> Iterator[str]:
     """The receipt as text: fact beside forecast, then where the time went."""
     fact, expected = found.fact, found.forecast
-    on = fact.place or "machines that its record doesn't name"
+    on = printable(fact.place) or "machines that its record doesn't name"
     yield f"run {fact.run}: {fact.work.where.world} {'GPUs' if found.gpus else 'processes'}, {on}"
     step = expected.step
     foreseen = text.span(step.range, text.ms) if step else "not known"

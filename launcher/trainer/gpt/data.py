@@ -70,8 +70,7 @@ def datasets(arguments: argparse.Namespace) -> tuple[Any, Any]:
     """The training and the validation dataset, None where none is used; all ranks call this.
 
     The validation set holds the samples of one evaluation: each evaluates the same ones. Megatron
-    makes an index of all that a share has where it is asked for no number of samples, and none
-    where the share isn't there: so it is for those that no step takes.
+    refuses a weighted blend of which it is asked for all of a share, as of one that isn't used.
     """
     training = arguments.train_iters * arguments.global_batch_size
     validation = arguments.eval_iters * arguments.global_batch_size

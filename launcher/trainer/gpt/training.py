@@ -249,10 +249,9 @@ class Trainer:
 
     def _finish_saving(self, *, wait: bool) -> None:
         """Report the checkpoint that is being saved, once it is whole."""
-        if self.saving and (
-            not self.beside or checkpoint.finish(self.saving, self.beside, wait=wait)
-        ):
-            say(f"saved {self.saving}")
+        beside, folder = self.beside, self.saving
+        if folder and (not beside or checkpoint.finish(folder, beside[0], wait=wait)):
+            say(f"saved {folder}")
             self.saving = None
 
     def _check_replicas(self) -> None:

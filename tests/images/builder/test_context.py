@@ -341,6 +341,10 @@ def test_what_lies_beside_modules_is_in_the_wheel(building: Path) -> None:
             "nvcc isn't of CUDA 13.0, which",
         ),
         ("nvcc fatal   : Unsupported gpu architecture 'compute_70'", "for no compute_70"),
+        (
+            "ATen.h:5:2: error: #error C++20 or later compatible compiler is required to use ATen.",
+            "an older C++ than 20",
+        ),
         ("NameError: name 'bare_metal_version' is not defined", "the base has no nvcc, or a torch"),
         (
             "error: <urlopen error [Errno -3] Temporary failure in name resolution>",

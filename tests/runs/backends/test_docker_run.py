@@ -167,3 +167,12 @@ def test_a_missing_image_is_told_with_how_to_make_it(launch: Launch) -> None:
     code, out, err = finish(launch("", "--tag", "24.02"))
     assert (code, out) == (125, b"")
     assert err == b"launcher: no image megatron:24.02\n  make image TAG=24.02\n"
+
+
+def test_a_variable_without_value_is_the_launchers_own(
+    launch: Launch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TOKEN", "se cret")
+    program = "import os\nprint(os.environ['TOKEN'], 'NOT_SET' in os.environ)\n"
+    process = launch(program, "--set", "env.TOKEN=null", "--set", "env.NOT_SET=null")
+    assert finish(process) == (0, b"se cret False\n", b"")

@@ -10,6 +10,7 @@ import resource
 import shlex
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -21,7 +22,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher.base.errors import EngineError, UsageError
-from launcher.base.settings import settings
+from launcher.base.settings import ROOT, settings
 from launcher.runs.backends import keeper, local
 from launcher.runs.plan.job import EndCause, ExitStatus, OutputPiece
 from launcher.runs.plan.mounts import Mount
@@ -386,6 +387,30 @@ def test_runs_of_another_version_or_machine_are_passed_over() -> None:
         assert "ffffffff" not in [job.run for job in local.backend().jobs()]
     (folder / keeper.PROCESS).unlink()
     folder.rmdir()
+
+
+def test_a_pipe_that_the_launcher_writes_to_ends_with_it(tmp_path: Path) -> None:
+    code = (
+        "import dataclasses, sys; from launcher.runs.backends import local;"
+        "from tests.runs.backends.conftest import BARE;"
+        "argv = ('python3', '-c', 'import time; time.sleep(600)');"
+        "plan = dataclasses.replace(BARE, argv=argv);"
+        "print(local.backend().start(plan, attach=False).handle)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code],
+        cwd=ROOT,
+        env=os.environ | {"LAUNCHER_RUNS": str(tmp_path)},
+        capture_output=True,
+        timeout=60,
+    )
+    job = local._job(tmp_path / BARE.run)
+    assert job
+    try:
+        assert job.handle == done.stdout.decode().strip()
+        assert job.ended() is None
+    finally:
+        job.remove()
 
 
 def run_inside(job: local.LocalJob, *argv: str) -> subprocess.CompletedProcess[str]:

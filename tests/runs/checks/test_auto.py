@@ -72,6 +72,12 @@ def test_where_no_small_gpu_holds_it_the_smallest_micro_batch_is_told_with_what_
     assert "auto is 1: the smallest, which needs about 41.0 GB" in notes[-1]
 
 
+def test_the_cpu_has_neither() -> None:
+    options, notes = settled("gpus=0")
+    assert not {"fp16", "bf16"} & options.keys()
+    assert notes == []
+
+
 @pytest.mark.parametrize("given", ["fp16", "bf16"])
 def test_what_is_given_counts_more_than_auto(given: str) -> None:
     options, _ = settled(f"training.{given}=true", cards=(card(capability=(9, 0)),))

@@ -76,6 +76,16 @@ def test_another_name(name: str) -> None:
     assert not secrets.is_secret(name)
 
 
+def test_options() -> None:
+    secret = "--wandb-api-key --hf-token --db-password --token --auth --hf_token_2".split()
+    other = (
+        "--tokenizer-type --seq-length --eod-mask-loss --untie-embeddings-and-output-weights "
+        "--text-key --fim-eod-token --tokenizer-model --linear-key-head-dim --json-keys "
+        "--secret-file --"
+    ).split()
+    assert [one for one in [*secret, *other] if secrets.is_secret_option(one)] == secret
+
+
 def test_no_option_of_megatron_and_no_key_of_a_run_file_is_hidden() -> None:
     from launcher.runs.plan import arguments
     from launcher.runs.runfile.config import RunConfig

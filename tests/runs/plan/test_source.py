@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -355,6 +357,15 @@ def test_no_set_argument_raises_anything_but_a_usage_error(argument: str) -> Non
         source.load("gpt2-tiny", [override])
     except UsageError as error:
         assert str(error)
+
+
+def test_the_help_of_run_imports_nothing_heavy() -> None:
+    code = (
+        "import sys; from launcher import cli; cli.parser(['run']);"
+        "print(sorted({'pydantic', 'yaml', 'docker', 'requests'} & sys.modules.keys()))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
 
 
 @pytest.mark.parametrize("name", source.LOCAL_RANKS)

@@ -183,6 +183,10 @@ def test_the_page_of_runs_has_receipts_that_are_kept(
     assert "2 earlier runs of the same work" in first["aaaa0002"][-1]
     assert receipts.read() == first
     assert len(read) == 3
+    odd = MadeUpRun("aaaa0003", day=3).attempt(0, 0, 1000)
+    odd.lines[5]["ms_per_step"] = 1e308
+    odd.keep(folder)
+    assert {*receipts.read()} - {"aaaa0003"} == {*first}
 
 
 def test_a_run_of_which_nothing_is_known_yet(

@@ -92,9 +92,9 @@ def test_what_starts_the_program(line: str, gpus: str, nodes: int) -> None:
     [
         ("#SBATCH --gres=gpu", []),
         ("#SBATCH --gres=gpu:4 # all", ["uses 1: gpus is 1"]),
-        ("#SBATCH --gres=gpu:2,lustre:1", ["#SBATCH --gres=gpu:2,lustre:1: not carried over"]),
+        ("#SBATCH --gres=gpu:2,lustre:1", ["#SBATCH's gres gpu:2,lustre:1: not carried over"]),
         ("#SBATCH -N 2", ["2 nodes are asked for, and the script uses 1: nodes.count is 1"]),
-        ("#SBATCH --nodes=2-4 -c 8", ["nodes=2-4: not"]),
+        ("#SBATCH --nodes=2-4 -c 8", ["nodes 2-4: not"]),
         ("#SBATCH --exclusive -J 'a b", []),
         ("##SBATCH --nodes=2\necho\n#SBATCH --nodes=3", []),
     ],
@@ -205,7 +205,7 @@ DOCKER = "docker run {} nvcr.io/nvidia/pytorch:24.09-py3 python pretrain_gpt.py\
         (DOCKER.format("-p 80:80"), "docker's publish 80:80: not carried over"),
         (
             DOCKER.format("-v $DIR:/data"),
-            "DIR: docker's v isn't carried over",
+            "DIR: docker's volume isn't carried over",
         ),
         (DOCKER.format("--gpus some"), "docker's gpus some: not carried over"),
         ("docker run a:1 python pretrain_gpt.py", "a:1: isn't of the matrix; 24.10 is taken"),

@@ -8,16 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.agent.conftest import python
+from tests.agent.conftest import start
 from tests.trainer.test_models import MIXTRAL, QWEN3
 
 pytestmark = pytest.mark.megatron
 
 BESIDE_MEGATRONS = """
 import json, os, sys
-os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", MASTER_ADDR="127.0.0.1")
-from launcher.agent import cpu, compat
-cpu.install(), compat.prepare()
+from launcher.agent import compat
+compat.prepare()
 sys.path.append(sys.argv[1])
 import stand_ins, torch
 stand_ins.install()
@@ -76,11 +75,11 @@ for words in json.loads(sys.argv[2]):
 """
 
 WAYS = (
-    "",
-    "--moe-router-topk 1 --moe-router-pre-softmax --moe-z-loss-coeff 0.1",
-    "--moe-router-score-function sigmoid --moe-shared-expert-intermediate-size 24",
     "--num-experts 16 --moe-router-topk 8 --moe-router-load-balancing-type seq_aux_loss "
     "--moe-shared-expert-intermediate-size 24 --moe-shared-expert-gate",
+    "--moe-router-topk 1 --moe-router-pre-softmax --moe-z-loss-coeff 0.1",
+    "",
+    "--moe-router-score-function sigmoid --moe-shared-expert-intermediate-size 24",
     "--moe-router-pre-softmax",
     "--moe-router-score-function sigmoid --moe-router-topk 1 --moe-z-loss-coeff 0.1",
     "--moe-router-load-balancing-type none",
@@ -88,15 +87,22 @@ WAYS = (
 """What presets and models of others ask of a router, and what our layer computes by itself."""
 
 
-def test_grouped_experts_equal_megatrons(tmp_path: Path) -> None:
+MODELS = [
+    *(f"{MIXTRAL} --moe-aux-loss-coeff 0.1 {way}" for way in WAYS),
+    f"{QWEN3} --num-experts 4",
+]
+
+
+@pytest.mark.parametrize(
+    "words", [MODELS[:2], pytest.param(MODELS[2:], marks=pytest.mark.long)], ids=["two", "others"]
+)
+def test_grouped_experts_equal_megatrons(words: list[str], tmp_path: Path) -> None:
     """Another choice or weight of an expert, a loss of the router's that is missing or doubled, a
     gradient that comes to the wrong expert where the last lies first."""
     (script := tmp_path / "beside.py").write_text(BESIDE_MEGATRONS)
-    words = [f"{MIXTRAL} --moe-aux-loss-coeff 0.1 {way}" for way in WAYS]
-    words += [f"{QWEN3} --num-experts 4"]
-    done = python(str(script), str(Path(__file__).parent), json.dumps(words), MASTER_PORT="0")
-    found = [json.loads(x) for x in re.findall(r"^told (.*)$", done.stdout, re.MULTILINE)]
-    assert [one["words"] for one in found] == words, done.stdout + done.stderr
+    done = start(1, str(script), str(Path(__file__).parent), json.dumps(words))
+    found = [json.loads(x) for x in re.findall(r"^told (.*)$", done.output, re.MULTILINE)]
+    assert [one["words"] for one in found] == words, done.output
     for one in found:
         asked, router = one.pop("words"), one.pop("router", 1.0)
         if "refused" in one:

@@ -285,6 +285,11 @@ if special == "peer":
     from launcher.trainer.fast import device_adam, gradients
     gradients.Peer, gather = stand_ins.Peer, device_adam.gather
     device_adam.gather = lambda inner, whole: gather(inner, True)  # as on a GPU
+if special == "laid":  # as on a GPU
+    from launcher.trainer.fast import device_adam, experts
+    gather, laid = device_adam.gather, experts.laid
+    device_adam.gather = lambda inner, whole: gather(inner, True)
+    experts.laid = lambda weights: print("laid", laid(weights)[1]) or laid(weights)
 if special == "first":  # what comes last in kernels, then in the optimizer
     stand_ins.column_sums = fails
     made = lambda function: fails if function.__name__ == "_update" else function
@@ -342,6 +347,9 @@ EXPERTS = (*MIXTRAL.split(), *EXPERT.split(), "--init-method-std", "0.3")
         pytest.param("kernels", ("--bf16",), id="kernels"),
         pytest.param("layers", EXPERTS, id="experts"),
         pytest.param("layers", (*EXPERTS, SHARED, "--micro-batch-size", "1"), id="experts-shared"),
+        pytest.param("layers,laid", (*EXPERTS[:-4], "--micro-batch-size", "1"), id="experts-laid"),
+        pytest.param("layers,laid", ("--bf16", *EXPERTS[:-4]), id="experts-places",
+                     marks=pytest.mark.long),
         pytest.param("kernels", ("--micro-batch-size", "1", "--global-batch-size", "2"), id="fp32",
                      marks=pytest.mark.long),
         pytest.param("kernels", ("--bf16", "--micro-batch-size", "1"), id="kernels-several",
@@ -372,6 +380,7 @@ def test_two_compiled_ranks_equal_eager_ones(
     assert eager.code == compiled.code == 0, eager.output + compiled.output
     assert not re.search("no kernels|not compiled: Ru", compiled.output), compiled.output
     assert (", symmetric memory" in compiled.output) == way.endswith("peer")
+    assert ("laid True" in compiled.output) == way.endswith("laid")
     step = 2e-3 if "--bf16" in options else 1e-5
     assert compiled.losses == pytest.approx(eager.losses, abs=step)
     assert compiled.grad_norms == pytest.approx(eager.grad_norms, abs=max(10 * step, 2e-3))
