@@ -114,12 +114,9 @@ def _kept(piece: bytes, kinds: list[bytes], new: set[bytes], first: int) -> list
     lines = piece.split(b"\n")
     firsts = dict(zip(reversed(kinds), range(len(kinds) - 1, -1, -1), strict=True))
     hits = [at for at in map(firsts.__getitem__, new) if TROUBLE.search(_cut(lines[at]))]
-    near = {at + by for at in hits for by in (-1, 0, 1)} - {-1, len(lines)}
-    text = b"\n".join(_cut(lines[at]) for at in sorted(near)).decode(errors="replace")
-    return [
-        parse(first + at, line)
-        for at, line in zip(sorted(near), text.split("\n"), strict=bool(near))
-    ]
+    near = sorted({at + by for at in hits for by in (-1, 0, 1)} - {-1, len(lines)})
+    text = b"\n".join(_cut(lines[at]) for at in near).decode(errors="replace")
+    return [parse(first + at, line) for at, line in zip(near, text.split("\n"), strict=False)]
 
 
 def _cut(line: bytes) -> bytes:
