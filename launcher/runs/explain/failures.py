@@ -42,6 +42,8 @@ LOUD = re.compile(
     r"\b(?:ERROR|FATAL|Fatal|[Ee]rror|fatal|panic|NCCL WARN|abort\w*|core dumped|[Ff]ailed)\b"
 )
 CHAINED = re.compile(r"During handling of the above exc|the direct cause of the following exc")
+RAISED_OR_CHAINED = re.compile(f"{RAISED.pattern}|{CHAINED.pattern}", re.MULTILINE)
+NOTABLE = re.compile(f"{RAISED_OR_CHAINED.pattern}|{LOUD.pattern}", re.MULTILINE)
 ECHO = re.compile(r"ChildFailedError|^ {4}|^\s*(?:raise|except) |\bfailed \(exitcode: 1\)")
 """What says only that something failed elsewhere, and code."""
 
@@ -238,8 +240,9 @@ def _matches(
     known: Failure, text: str, starts: list[int], parts: list[tuple[int, int]]
 ) -> Iterator[re.Match[str]]:
     """Where a row matches in these parts of a text, each its first and last line."""
+    says = pattern(known)
     for first, last in parts:
-        yield from pattern(known).finditer(text, starts[first], starts[last + 1] - 1)
+        yield from says.finditer(text, starts[first], starts[last + 1] - 1)
 
 
 def _place(raised: list[LogLine], signs: dict[str, FailureSign]) -> None:
@@ -254,21 +257,24 @@ def _place(raised: list[LogLine], signs: dict[str, FailureSign]) -> None:
 
 def _suspect(lines: list[Words], raised: dict[str, LogLine], loud: dict[str, LogLine]) -> None:
     """Add the lines that look like a first cause: of chained exceptions the first, and errors."""
-    chained = False
-    for index, line in enumerate(lines):
-        if len(raised) == SUSPECTS:
+    text = "\n".join(line.text for line in lines)
+    starts = list(accumulate((len(line.text) + 1 for line in lines), initial=0))
+    chained, at = False, 0
+    while len(raised) < SUSPECTS:
+        notable = NOTABLE if len(loud) < SUSPECTS else RAISED_OR_CHAINED
+        if (found := notable.search(text, at)) is None:
             return
+        index = bisect_right(starts, found.end() - 1) - 1
+        line, at = lines[index], starts[index + 1]
         chained = chained or bool(CHAINED.search(line.text))
         is_raised = bool(RAISED.search(line.text))
-        if not is_raised and (len(loud) == SUSPECTS or not LOUD.search(line.text)):
-            continue
-        if ECHO.search(line.text):
+        if ECHO.search(line.text) or not (is_raised or LOUD.search(line.text)):
             continue
         if is_raised and chained:
             chained = False
             continue
         chosen, kind = raised if is_raised else loud, re.sub(r"[\da-f]+", "", line.text)
-        if kind not in chosen:
+        if kind not in chosen and len(chosen) < SUSPECTS:
             chosen[kind] = _located(lines, index)
 
 

@@ -113,16 +113,10 @@ def _kept(piece: bytes, kinds: list[bytes], new: set[bytes], first: int) -> list
     """The lines of trouble, of a kind not seen before, each with its neighbours."""
     lines = piece.split(b"\n")
     firsts = dict(zip(reversed(kinds), range(len(kinds) - 1, -1, -1), strict=True))
-    at = set[int]()
-    for kind in new:
-        index = firsts[kind]
-        if TROUBLE.search(_cut(lines[index])):
-            at.update((index - 1, index, index + 1))
-    return [
-        parse(first + index, _cut(lines[index]).decode(errors="replace"))
-        for index in sorted(at)
-        if 0 <= index < len(lines)
-    ]
+    hits = [at for at in map(firsts.__getitem__, new) if TROUBLE.search(_cut(lines[at]))]
+    near = sorted({at + by for at in hits for by in (-1, 0, 1)} - {-1, len(lines)})
+    text = b"\n".join(_cut(lines[at]) for at in near).decode(errors="replace")
+    return [parse(first + at, line) for at, line in zip(near, text.split("\n"), strict=False)]
 
 
 def _cut(line: bytes) -> bytes:
