@@ -81,5 +81,5 @@ def keep_positions(gpt: Any, length: int) -> None:
     """Have RoPE's angles ready for sequences of `length`, where a rank has a part of each."""
     if gpt.position_embedding_type == "rope" and gpt.config.context_parallel_size > 1:
         rotary = gpt.rotary_pos_emb
-        rotary.register_buffer("known", rotary(length), persistent=False)
+        rotary.known = rotary(length)  # as a buffer it would be rounded to the weights' 16 bits
         rotary.__class__ = KnownPositions

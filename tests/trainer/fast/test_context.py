@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -43,3 +45,20 @@ def test_two_parts_of_a_sequence_equal_the_whole(
     assert two.validation_loss == pytest.approx(one.validation_loss, abs=step)
     graphs = [int(line.split()[1]) for line in two.output.splitlines() if "graphs " in line]
     assert graphs == [1, 1]
+
+
+def test_angles_stay_in_fp32_where_the_model_is_in_16_bits() -> None:
+    """In bf16, of 4096 tokens each 16 neighbours had the same angle."""
+    import torch
+
+    from launcher.trainer.fast import context
+
+    class Angles(torch.nn.Module):
+        def forward(self, length: int) -> torch.Tensor:
+            return torch.arange(length, dtype=torch.float32).view(-1, 1, 1, 1)
+
+    gpt: Any = torch.nn.Module()
+    gpt.rotary_pos_emb, gpt.position_embedding_type = Angles(), "rope"
+    gpt.config = SimpleNamespace(context_parallel_size=2)
+    context.keep_positions(gpt, 4096)
+    assert torch.equal(gpt.bfloat16().rotary_pos_emb(4096), Angles()(4096))
