@@ -60,7 +60,7 @@ OFF = {
     "kernels": (0.85, 1.06),
     "graphed": (0.85, 1.06),
     "compiled": (0.85, 1.06),
-    "experts": (0.82, 1.0),
+    "experts": (0.82, 1.15),
     "eager": (0.80, 1.15),
     "upstream": (0.65, 1.45),
 }
@@ -68,7 +68,7 @@ OFF = {
 starts their kernels: machines differ in their hosts. tests/tools/forecast holds it to runs.yaml."""
 
 MEASURED_ON, ELSEWHERE = ("h100-80gb", "h200"), 1.25
-MOST_MEASURED = 2
+MOST_MEASURED = 4
 """Where OFF comes from; for other cards and more GPUs, ranges are so much wider."""
 
 
