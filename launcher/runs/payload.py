@@ -6,7 +6,7 @@ ours. A container sees the folder at `TARGET`.
 
 from __future__ import annotations
 
-import gzip
+import bz2
 import io
 import os
 import tarfile
@@ -155,7 +155,7 @@ def archive(folder: str) -> bytes:
             member = tarfile.TarInfo(f"{TARGET.lstrip('/')}/{path}")
             member.size, member.mode = len(content), 0o644
             tar.addfile(member, io.BytesIO(content))
-    return gzip.compress(packed.getvalue(), mtime=0)
+    return bz2.compress(packed.getvalue())
 
 
 def diagnose(labels: Mapping[str, str]) -> list[str]:

@@ -405,7 +405,7 @@ def test_a_run_that_the_cluster_starts_again_loads_what_it_saved(full: Plan) -> 
         assert asked.stdout.decode().splitlines() == ["a b", *more], shlex.join(words)
     bare = pod(full, **ASKED | {"service_account": None})
     assert bare["automountServiceAccountToken"] is False  # a pod's default is a token
-    unpack = ["python3", "-c", kubernetes_request.UNPACK, "/opt/launchpad-payload/payload.tar.gz"]
+    unpack = ["python3", "-c", kubernetes_request.UNPACK, "/opt/launchpad-payload/payload.tar.bz2"]
     told = [shown.literal(word) for word in (*unpack, *full.argv)]
     assert bare["containers"][0]["args"] == told
 

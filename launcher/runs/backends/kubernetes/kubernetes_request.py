@@ -41,7 +41,7 @@ LONGEST_NAME = 40
 """What leaves room for a pod's number in a host's name of 63 letters."""
 
 END = "YAML"
-NAMED, PACKED, AT = "launchpad-payload", "payload.tar.gz", "/opt/launchpad-payload"
+NAMED, PACKED, AT = "launchpad-payload", "payload.tar.bz2", "/opt/launchpad-payload"
 """The beginning of the ConfigMap's name, its key, and where pods see it."""
 
 UNPACK = (
