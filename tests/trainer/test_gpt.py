@@ -13,6 +13,7 @@ import pytest
 from launcher.agent.checkpoints import contents, folders
 from launcher.runs.datasets import indexed
 from tests.agent.conftest import ROOT, TINY, Run, going_on, python, runner_command, start
+from tests.trainer import killed
 
 pytestmark = pytest.mark.megatron
 
@@ -108,6 +109,19 @@ def test_killed_while_a_checkpoint_is_written_beside_it_loses_nothing(
     assert resumed.validation_loss == single.validation_loss
     assert [each.problem for each in folders.newest_first(tmp_path)] == [""] * 3
     assert folders.noted(tmp_path) == "6"
+
+
+@pytest.mark.long
+def test_a_killed_writer_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has twice the model in the host's memory; the run ended without a word."""
+    monkeypatch.setenv(killed.WRITER, "")
+    script = str(Path(__file__).with_name("killed.py"))
+    saving = ("--save", str(tmp_path), "--save-interval", "4", "--async-save")
+    run = start(2, script, *TINY, "--mock-data", *saving)
+    assert run.code == 1
+    assert f"can't save to {tmp_path}: the process that writes it was killed" in run.output
+    assert "Traceback" not in run.output
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_other_layouts_load(train: Train, divided: tuple[Run, Path], tmp_path: Path) -> None:

@@ -31,6 +31,9 @@ from launcher.agent.ranks.ending import OptionError, RunError, has_lost_another
 CUT_SHORT = "inline_container.cc"
 """Where torch finds that the system wrote less of an archive than it was given."""
 
+LOST_WRITER = "results_queue should not be empty"
+"""What Megatron finds where the process has ended that writes beside training."""
+
 FULL = 1 << 16
 """Bytes free on a disk that is as good as full."""
 
@@ -262,6 +265,8 @@ def _reason(error: BaseException, root: str) -> str | None:
         return os.strerror(int(code[1]))
     if CUT_SHORT in text:
         return os.strerror(errno.ENOSPC)
+    if LOST_WRITER in text:
+        return "the process that writes it was killed, maybe for want of memory"
     if isinstance(error, RunError) or type(error).__name__ == "CheckpointException":
         return ""
     if not has_lost_another(error) and shutil.disk_usage(root).free < FULL:
