@@ -10,7 +10,8 @@ from launcher.tools.bisect.search import Verdict
 SKIP = 125
 """The exit code by which a command says that a run can't be judged, as for `git bisect run`."""
 
-NUMBER = re.compile(r"0x[0-9a-f]+|\d+")
+NUMBER = re.compile(r"0x[0-9a-f]+|\b[0-9a-f]{8}\b|\d+")
+"""Numbers, addresses and runs' ids."""
 
 
 @dataclass(frozen=True)
