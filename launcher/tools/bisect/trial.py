@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
+from launcher.agent.ranks import rank
 from launcher.base import files, owned
 from launcher.base.errors import EngineError, LauncherError
 from launcher.base.screen import Progress
@@ -159,7 +160,11 @@ def shortened(config: RunConfig, steps: int, cwd: str, scratch: Path) -> RunConf
 def finished(
     argv: Sequence[str], cwd: str, env: Mapping[str, str], output: int, seconds: float
 ) -> int | None:
-    """Run a launcher; its exit code, None where it took too long and was ended."""
+    """Run a launcher; its exit code, None where it took too long and was ended.
+
+    It ends with this process, even by SIGKILL: a trial that goes on takes the next one's GPUs.
+    """
+    argv = [sys.executable, "-I", rank.__file__, str(os.getpid()), *argv]
     pipes: dict[str, Any] = {"stdout": output, "stderr": output}
     with subprocess.Popen(
         argv, cwd=cwd, env=env, text=True, stdin=subprocess.DEVNULL, **pipes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from math import isnan
 from pathlib import Path
@@ -58,6 +59,18 @@ def test_a_run_that_takes_too_long_is_ended(tmp_path: Path) -> None:
         assert trial.finished(sleep, "/", os.environ, output.fileno(), 0.3) is None
 
 
+def test_a_run_ends_with_a_bisect_that_is_killed() -> None:
+    """It went on beside the same command's next one, on the same GPUs."""
+    forever = "import time; print(1, flush=True); time.sleep(600)"
+    code = "import os, sys; from launcher.tools.bisect import trial; "
+    code += f"trial.finished([sys.executable, '-c', {forever!r}], '/', os.environ, 1, 600)"
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as process:
+        assert process.stdout
+        assert process.stdout.readline() == b"1\n"
+        process.kill()
+        assert process.communicate(timeout=60) == (b"", None)
+
+
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     """Runs the candidate with a launcher that prints, logs steps, and ends as it is told."""
@@ -101,7 +114,7 @@ def test_a_program_may_end_with_a_code_that_the_launcher_has_too(run: Any) -> No
     one, other = (
         run(2, said.format(name, name), check="true") for name in ("0b864074", "fc0290ab")
     )
-    assert (one.cause, one.check) == ("exit code 2", 0)
+    assert one.told == "exit code 2, the command: 0"
     assert Judge().verdict(other, None, one) is Verdict.BAD
     refused = run(121, said.replace("{}", "0b864074"))
     assert refused.cause == "run 0b864074 failed: rank 1 exited with code 2"
