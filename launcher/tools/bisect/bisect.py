@@ -210,8 +210,7 @@ def _packages(
 
 def _bisect(found: Differences, request: BisectRequest, progress: Progress) -> Bisect:
     """A bisect of differences, with a folder of its own."""
-    how = {"backend": request.backend, "steps": request.steps, "check": request.check}
-    how |= {"seconds": request.seconds}
+    how = {name: getattr(request, name) for name in ("backend", "steps", "seconds", "check")}
     whole = json.dumps([how, asdict(found)], default=str)
     name = f"bisect-{hashlib.sha256(whole.encode()).hexdigest()[:12]}"
     record.put(name, REQUEST, {**how, "axes": [*_listed(found)]})
