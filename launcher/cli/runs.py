@@ -305,7 +305,7 @@ def receipt(args: Namespace) -> int:
 
     run = record.find(args.run).run
     if (found := receipt.of_run(run)) is None:
-        raise UsageError(f"run {run} has no two lines of training yet", "Set logging.log_interval.")
+        raise UsageError(f"run {run} has no two lines of training", "See logging.log_interval.")
     said = json.dumps(receipt.as_json(found), indent=1) if args.json else None
     print(said or "\n".join(receipt.lines(found)))
     return 0

@@ -166,15 +166,17 @@ def forecast(args: Namespace) -> int:
 
     Nothing is started.
     """
-    import gc
-
-    gc.disable()
     import json
+    from dataclasses import replace
+    from functools import partial
 
+    from launcher.base.settings import settings
     from launcher.cli.start import overrides
     from launcher.runs.backends import backend
+    from launcher.runs.follow.assemble import release
     from launcher.runs.runfile import source
     from launcher.runs.runfile.source import Override, RunRequest
+    from launcher.tools.data.text import tokenized
     from launcher.tools.forecast import ask, text
 
     laid = overrides(args)
@@ -184,6 +186,8 @@ def forecast(args: Namespace) -> int:
         config, origin = source.load(args.config, laid)
     asked = RunRequest(config, origin, os.getcwd(), tuple(args.rest))
     chosen = backend(args.backend).configured(config)
+    data = tokenized(config, origin, settings().cache, partial(release, asked, chosen))
+    asked = replace(asked, config=data.config)
     found, planned = ask.of_request(asked, chosen, args.gpu or "", args.network)
     if args.json:
         print(json.dumps(text.as_json(found), indent=1))

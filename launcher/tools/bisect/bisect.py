@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
@@ -63,7 +64,7 @@ class BisectRequest:
 class Bisect:
     """Tries points of differences; `outcomes` has those that were tried, in their order.
 
-    name: of its folder among the records
+    name: of its folder among the records; fresh: what an earlier time has tried is dropped
     """
 
     name: str
@@ -71,6 +72,7 @@ class Bisect:
     trial: Trial
     judge: Judge
     progress: Progress
+    fresh: bool = False
     outcomes: dict[Point, Outcome] = field(default_factory=dict)
     verdicts: dict[Point, Verdict] = field(default_factory=dict)
 
@@ -90,13 +92,16 @@ class Bisect:
                 raise self._alike(error) from error
 
     def _load(self) -> None:
-        """Take in what an earlier time has tried."""
-        path = record.folder(self.name) / TRIALS
-        whole, end, cut = path.read_bytes().rpartition(b"\n")
-        if cut:  # the line of a launcher that was killed, behind which another would be lost
-            record.put_bytes(self.name, TRIALS, whole + end)
-        for line in record.read_lines(path):
-            self.outcomes[tuple(line["point"])] = Outcome(**line["outcome"])
+        """Take in what an earlier time has tried; lines of another launcher's kind are left out.
+
+        They are written again, as one may be cut off, behind which another would be lost.
+        """
+        path, kept = record.folder(self.name) / TRIALS, b""
+        for line in () if self.fresh else record.read_lines(path):
+            with suppress(LookupError, TypeError):
+                self.outcomes[tuple(line["point"])] = Outcome(**line["outcome"])
+                kept += f"{json.dumps(line)}\n".encode()
+        record.put_bytes(self.name, TRIALS, kept)
 
     def ask(self, point: Point) -> Verdict:
         """The verdict of a point, which is tried unless it was."""
@@ -205,17 +210,15 @@ def _packages(
 
 def _bisect(found: Differences, request: BisectRequest, progress: Progress) -> Bisect:
     """A bisect of differences, with a folder of its own."""
-    how = {"backend": request.backend, "steps": request.steps, "check": request.check}
+    how = {name: getattr(request, name) for name in ("backend", "steps", "seconds", "check")}
     whole = json.dumps([how, asdict(found)], default=str)
     name = f"bisect-{hashlib.sha256(whole.encode()).hexdigest()[:12]}"
-    folder = record.make(name)
-    if request.fresh or not (folder / REQUEST).exists():
-        record.put(name, REQUEST, {**how, "axes": [*_listed(found)]})
-        record.put_bytes(name, TRIALS, b"")
+    record.put(name, REQUEST, {**how, "axes": [*_listed(found)]})
+    folder = record.folder(name)
     run = ShortRun(
         folder, str(request.backend), request.steps, request.seconds, progress, request.check
     )
-    return Bisect(name, found, run, request.judge, progress)
+    return Bisect(name, found, run, request.judge, progress, request.fresh)
 
 
 def _listed(found: Differences) -> Iterator[dict[str, object]]:

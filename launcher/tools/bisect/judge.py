@@ -10,7 +10,8 @@ from launcher.tools.bisect.search import Verdict
 SKIP = 125
 """The exit code by which a command says that a run can't be judged, as for `git bisect run`."""
 
-NUMBER = re.compile(r"0x[0-9a-f]+|\d+")
+NUMBER = re.compile(r"0x[0-9a-f]+|\b[0-9a-f]{8}\b|\d+")
+"""Numbers, addresses and runs' ids."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ class Outcome:
         """It in a few words."""
         if self.code is None:
             return f"not started: {self.why}"
-        words = [f"exit code {self.code}", self.cause, self.said if self.said != self.cause else ""]
+        words = dict.fromkeys([f"exit code {self.code}", self.cause, self.said])
         parts = [": ".join(filter(None, words))]
         parts += [f"loss {self.loss:.6g}"] if self.loss is not None else []
         parts += [f"{self.ms:.4g} ms a step"] if self.ms is not None else []

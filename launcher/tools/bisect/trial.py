@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
+from launcher.agent.ranks import rank
 from launcher.base import files, owned
 from launcher.base.errors import EngineError, LauncherError
 from launcher.base.screen import Progress
@@ -30,8 +31,11 @@ from launcher.tools.bisect.built import build
 from launcher.tools.bisect.judge import Outcome
 from launcher.tools.trials.trials import LONGEST, end
 
-REFUSED = (2, 121, 122)
-"""Exit codes of the launcher, where the run wasn't started: its own words say why."""
+USAGE, REFUSED = 2, (121, 122)
+"""Exit codes of the launcher, where the run wasn't started: its own words say why.
+
+The first is a program's own, too: the launcher's where there is no record of a run.
+"""
 
 LOST = (123, 125)
 INTERRUPTED = (130, 143)
@@ -114,7 +118,7 @@ class ShortRun:
             raise KeyboardInterrupt
         kept = next((one.parent for one in {*runs.glob(f"*/{record.FILE}")} - before), None)
         outcome = replace(self._outcome(lines, code, kept), log=str(log))
-        if not self.check or code in REFUSED:
+        if not self.check or is_refusal(code, kept):
             return outcome
         told = {"BISECT_LOG": str(log), "BISECT_RECORD": str(kept or "")}
         told |= {"BISECT_CODE": str(outcome.code)}
@@ -129,7 +133,8 @@ class ShortRun:
             return Outcome(LATE, f"it took longer than {self.seconds:g} s")
         metrics = plot.continued(record.read_lines(kept / record.METRICS)) if kept else []
         steps = [one for one in metrics if one["kind"] == plot.STEP]
-        cause, said = cause_of(lines, code) if code else ("", "")
+        refused = is_refusal(code, kept)
+        cause, said = cause_of(lines, code, refused=refused) if code else ("", "")
         return Outcome(code, cause, said, loss_of(steps), ms_of(steps))
 
 
@@ -155,7 +160,11 @@ def shortened(config: RunConfig, steps: int, cwd: str, scratch: Path) -> RunConf
 def finished(
     argv: Sequence[str], cwd: str, env: Mapping[str, str], output: int, seconds: float
 ) -> int | None:
-    """Run a launcher; its exit code, None where it took too long and was ended."""
+    """Run a launcher; its exit code, None where it took too long and was ended.
+
+    It ends with this process, even by SIGKILL: a trial that goes on takes the next one's GPUs.
+    """
+    argv = [sys.executable, "-I", rank.__file__, str(os.getpid()), *argv]
     pipes: dict[str, Any] = {"stdout": output, "stderr": output}
     with subprocess.Popen(
         argv, cwd=cwd, env=env, text=True, stdin=subprocess.DEVNULL, **pipes
@@ -170,12 +179,17 @@ def finished(
             raise
 
 
-def cause_of(lines: Sequence[str], code: int) -> tuple[str, str]:
+def is_refusal(code: int | None, kept: Path | None) -> bool:
+    """Whether no run was started: by the code alone, or as there is no record `kept` of one."""
+    return code in REFUSED or (code == USAGE and kept is None)
+
+
+def cause_of(lines: Sequence[str], code: int, *, refused: bool) -> tuple[str, str]:
     """Why a run failed, and the line that shows it.
 
     It is the known cause, else the class of its first exception; of a refusal, its words.
     """
-    if code in REFUSED:
+    if refused:
         return _own_words(lines)[0], ""
     found = failures.explain([f"{line}\n".encode() for line in lines])
     for sign in found.signs[:1]:
@@ -188,7 +202,8 @@ def cause_of(lines: Sequence[str], code: int) -> tuple[str, str]:
 
 def _own_words(lines: Sequence[str]) -> tuple[str, str]:
     """The launcher's last words, and the lines after them, which mend it."""
-    own = [at for at, line in enumerate(lines) if line.startswith("launcher: ")]
+    marks = [(at, line) for at, line in enumerate(lines) if line.startswith("launcher: ")]
+    own = [at for at, line in marks if not line.startswith("launcher: its record: ")]
     if not own:
         return "the launcher ended without a word", ""
     return lines[own[-1]].removeprefix("launcher: "), "\n".join(lines[own[-1] + 1 :]).strip()

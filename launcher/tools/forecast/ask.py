@@ -26,7 +26,7 @@ def card(name: str) -> Gpu:
     found = throughput.card(name)
     if found is None:
         known = [one.alias for one in throughput.cards() if one.alias]
-        raise UsageError(f"--gpu {name}: nothing is published here of it", nearest(name, known))
+        raise UsageError(f"--gpu {name}: unknown card", nearest(name, known))
     return Gpu(0, "", name, int(found.gb * GB), 0, found.capability, "")
 
 

@@ -7,10 +7,12 @@ clock meanwhile, so that it lies between two lines.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
+from itertools import accumulate
 from math import inf
 from statistics import median
 from typing import Any
@@ -128,7 +130,7 @@ def place(facts: Mapping[str, Any], *, on_cpu: bool) -> str:
         host = facts.get("host") or {}
         return f"{host.get('name')} with {host.get('cpus')} CPUs" if host else ""
     machine = facts.get("machine") or {}
-    names = {gpu["name"] for gpu in machine.get("gpus") or ()}
+    names = {str(gpu["name"] or "") for gpu in machine.get("gpus") or ()}
     return names.pop() if len(names) == 1 else ""
 
 
@@ -143,7 +145,7 @@ def _fact(
     whole = {(e["attempt"], e["iteration"]) for e in plot.continued(found)}
     attempts = sorted({each["attempt"] for each in steps})
     lines = {at: [*_lines([e for e in steps if e["attempt"] == at])] for at in attempts}
-    validated = {each["iteration"] for each in found if each["kind"] == plot.VALIDATION}
+    validated = sorted({each["iteration"] for each in found if each["kind"] == plot.VALIDATION})
     plain = [
         line
         for at in attempts
@@ -162,7 +164,7 @@ def _fact(
     for at in attempts:
         ending = next((one for one in endings if one.get("attempt") == at), {})
         ended = datetime.fromisoformat(ending["ended"]) if ending.get("ended") else None
-        again = [line for line in lines[at] if (at, line.last) not in whole]
+        again = {line for line in lines[at] if (at, line.last) not in whole}
         spent.attempt(at, lines[at], again, begun, ended, str(ending.get("by", "")))
         begun = ended or begun
     kept_lines = sum(line.count for at in attempts for line in lines[at]) - spent.lost
@@ -217,18 +219,22 @@ def _saves(work: Work, line: _Line) -> int:
     return (line.last - 1) // every - (line.first - 1) // every if every and line.first else 0
 
 
-def _evaluated(validated: set[int], line: _Line) -> int:
-    return sum(line.first <= at < line.last for at in validated)
+def _evaluated(validated: Sequence[int], line: _Line) -> int:
+    """Evaluations, of those after these iterations in their order, that a line has in it."""
+    return bisect_left(validated, line.last) - bisect_left(validated, line.first)
 
 
 def _median(lines: Sequence[_Line]) -> float:
-    return median(each for line in lines for each in [line.ms] * min(line.count, 1000))
+    """ms of the iteration in the middle."""
+    some = sorted(lines, key=lambda line: line.ms)
+    counts = [*accumulate(max(0, line.count) for line in some)]
+    return some[bisect_left(counts, counts[-1] / 2)].ms
 
 
 class _Spent:
     """Adds up where the seconds of a run's attempts went."""
 
-    def __init__(self, work: Work, validated: set[int], ms: float, usual: float) -> None:
+    def __init__(self, work: Work, validated: Sequence[int], ms: float, usual: float) -> None:
         """`usual`: a step's seconds without its wait for data, where that isn't hidden."""
         self.work, self.validated, self.ms, self.usual = work, validated, ms, usual
         self.seconds = dict.fromkeys(PARTS, 0.0)
@@ -239,7 +245,7 @@ class _Spent:
         self,
         number: int,
         lines: Sequence[_Line],
-        again: Sequence[_Line],
+        again: Collection[_Line],
         begun: datetime,
         ended: datetime | None,
         by: str,

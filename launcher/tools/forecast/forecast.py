@@ -158,11 +158,13 @@ def _why_no_time(work: Work, machine: Machine, card: GpuRates | None) -> str:
     if work.on_cpu:
         return "the time of a step: nothing is published of a CPU, and no run here was like it"
     if not machine.card:
-        return "the time of a step, and what is free: the card isn't known; --gpu h100-80gb"
+        return (
+            "the time of a step, and what is free: the card isn't known: forecast --gpu h100-80gb"
+        )
     if card is None:
         return f"the time of a step: not enough is published here of {machine.card}"
     if work.nodes > 1 and card.network is None:
-        return "the time of a step: the network between nodes isn't known; --network GB/S"
+        return "the time of a step: the nodes' network isn't known: forecast --network GB/S"
     return "the time of a step: the options have no batch"
 
 

@@ -48,8 +48,10 @@ class Receipt:
 
 def of_run(run: str) -> Receipt | None:
     """The receipt of a run; None where its record doesn't say what it took."""
-    fact = facts.of_run(run)
-    return Receipt(fact, ask.of_record(run, fact)) if fact else None
+    if fact := facts.of_run(run):
+        with suppress(*facts.FOREIGN):
+            return Receipt(fact, ask.of_record(run, fact))
+    return None
 
 
 class Receipts:
@@ -86,7 +88,8 @@ def lines(found: Receipt) -> Iterator[str]:
     """The receipt as text: fact beside forecast, then where the time went."""
     fact, expected = found.fact, found.forecast
     on = printable(fact.place) or "machines that its record doesn't name"
-    yield f"run {fact.run}: {fact.work.where.world} {'GPUs' if found.gpus else 'processes'}, {on}"
+    world, kind = fact.work.where.world, ("GPU", "s") if found.gpus else ("process", "es")
+    yield f"run {fact.run}: {world} {kind[0]}{kind[1] * (world > 1)}, {on}"
     step = expected.step
     foreseen = text.span(step.range, text.ms) if step else "not known"
     yield _row("step", text.ms(fact.ms), foreseen, step.ms / fact.ms if step else None)

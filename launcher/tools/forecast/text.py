@@ -59,7 +59,7 @@ def _subjects(found: Forecast) -> Iterator[tuple[str, str]]:
         keeps = f"the newest {found.work.keep}" if found.work.keep else "all checkpoints"
         told = f"{size(found.disk)} for {keeps}"
         if found.free is not None:
-            told += f", {size(found.free)} free" + ": too few" * (found.disk > found.free)
+            told += f", {size(found.free)} free" + ": too little" * (found.disk > found.free)
         yield "disk", told
     for other in found.others:
         yield "or", _other(other)
@@ -77,7 +77,7 @@ def _memory(found: Forecast) -> str:
     if not total:
         return told
     free = (total - needed.value) / GB
-    return f"{told} of {total / GB:.1f}, {abs(free):.1f} {'free' if free >= 0 else 'too many'}"
+    return f"{told} of {total / GB:.1f}, {abs(free):.1f} {'free' if free >= 0 else 'too much'}"
 
 
 def _other(other: Other) -> str:

@@ -56,7 +56,7 @@ class Work:
         """An option as a whole number; the default where it is none."""
         try:
             return model.whole(self.options, name, default)
-        except (TypeError, ValueError):
+        except (OverflowError, TypeError, ValueError):
             return default
 
     @property
@@ -137,13 +137,16 @@ def of_resolved(run: Resolved) -> Work:
 def of_record(plan: Mapping[str, Any], config: Mapping[str, Any]) -> Work:
     """The work of a run by its kept plan and run file; raises what a foreign record raises."""
     options: Mapping[str, Value] = plan.get("options") or {}
+    nodes, each = plan["nodes"], plan["processes_per_node"]
+    if not (isinstance(plan["program"], str) and range(nodes) and range(each)):
+        raise ValueError("a plan without processes")
     sizes = ("tensor_model", "pipeline_model", "context")
     split = [model.whole(options, f"{size}_parallel_size", 1) for size in sizes]
     return Work(
         plan["program"],
         options,
-        Layout(plan["nodes"] * plan["processes_per_node"], *split),
-        plan["nodes"],
+        Layout(nodes * each, *split),
+        nodes,
         plan["gpus"]["count"] == 0,
         str(dict(plan["env"]).get(KERNELS)) != "0",
         (config.get("checkpoint") or {}).get("keep"),

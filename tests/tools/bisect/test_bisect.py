@@ -107,6 +107,31 @@ def test_a_line_that_was_cut_off_is_tried_again(trials: Trials) -> None:
     assert len(trials.made) == before + 1
 
 
+def test_it_goes_on_where_it_was_killed_before_its_first_trial(trials: Trials) -> None:
+    """Between two files: each later bisect of these ends stopped at the one that wasn't there."""
+    told = found()
+    (record.folder(told["folder"]) / bisect.TRIALS).unlink()
+    assert found()["causes"] == told["causes"]
+
+
+def test_a_trial_in_another_launchers_words_is_tried_again(trials: Trials) -> None:
+    told = found()
+    path = record.folder(told["folder"]) / bisect.TRIALS
+    first, *rest = path.read_text().splitlines(keepends=True)
+    other = first.replace('"outcome": {', '"outcome": {"new": 1, ')
+    path.write_text("".join([other, "{}\n", *rest]))
+    before = len(trials.made)
+    assert found()["causes"] == told["causes"]
+    assert len(trials.made) == before + 1
+
+
+def test_more_time_for_a_run_tries_it_again(trials: Trials) -> None:
+    """One that took too long stayed a failure, whatever --seconds said."""
+    before = len(found() and trials.made)
+    found(replace(REQUEST, seconds=REQUEST.seconds * 2))
+    assert len(trials.made) == 2 * before
+
+
 def test_another_judge_asks_what_was_tried_already(trials: Trials) -> None:
     """The trials are the same; it tried all of them again."""
     trials.code = 0

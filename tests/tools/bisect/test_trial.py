@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from math import isnan
 from pathlib import Path
@@ -15,7 +16,8 @@ from launcher.base.screen import Progress
 from launcher.runs.runfile import source
 from launcher.tools.bisect import trial
 from launcher.tools.bisect.axes import Candidate
-from launcher.tools.bisect.judge import Outcome
+from launcher.tools.bisect.judge import Judge, Outcome
+from launcher.tools.bisect.search import Verdict
 from launcher.tools.bisect.trial import ShortRun
 
 CONFIG = source.made({"name": "a", "image": "cpu", "gpus": 0, "data": {"mock": True}}, "test")
@@ -34,7 +36,7 @@ CANDIDATE = Candidate(
     ],
 )
 def test_why_a_run_failed(lines: list[str], code: int, cause: str) -> None:
-    assert trial.cause_of(lines, code)[0] == cause
+    assert trial.cause_of(lines, code, refused=code == 2)[0] == cause
 
 
 def test_the_loss_is_that_of_the_last_step_that_logged_one() -> None:
@@ -55,6 +57,18 @@ def test_a_run_that_takes_too_long_is_ended(tmp_path: Path) -> None:
     sleep = [sys.executable, "-c", "import time; time.sleep(600)"]
     with (tmp_path / "log").open("wb") as output:
         assert trial.finished(sleep, "/", os.environ, output.fileno(), 0.3) is None
+
+
+def test_a_run_ends_with_a_bisect_that_is_killed() -> None:
+    """It went on beside the same command's next one, on the same GPUs."""
+    forever = "import time; print(1, flush=True); time.sleep(600)"
+    code = "import os, sys; from launcher.tools.bisect import trial; "
+    code += f"trial.finished([sys.executable, '-c', {forever!r}], '/', os.environ, 1, 600)"
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as process:
+        assert process.stdout
+        assert process.stdout.readline() == b"1\n"
+        process.kill()
+        assert process.communicate(timeout=60) == (b"", None)
 
 
 @pytest.fixture
@@ -92,6 +106,19 @@ def test_the_users_command_finds_the_run(run: Any) -> None:
     assert run(7, "hello\n", check=check).check == 7
     assert run(7, "bye\n", check=check).check == 1
     assert run(121, "launcher: refused\n", check=check).check is None
+
+
+def test_a_program_may_end_with_a_code_that_the_launcher_has_too(run: Any) -> None:
+    """argparse's 2 was a refusal, whose cause was the record's path: each trial had another."""
+    said = "launcher: run {} failed: rank 1 exited with code 2\nlauncher: its record: /r/{}\n"
+    one, other = (
+        run(2, said.format(name, name), check="true") for name in ("0b864074", "fc0290ab")
+    )
+    assert one.told == "exit code 2, the command: 0"
+    assert Judge().verdict(other, None, one) is Verdict.BAD
+    refused = run(121, said.replace("{}", "0b864074"))
+    assert refused.cause == "run 0b864074 failed: rank 1 exited with code 2"
+    assert Judge().verdict(run(121, said.replace("{}", "fc0290ab")), None, refused) is Verdict.BAD
 
 
 def test_a_hang_is_a_failure_of_its_own_kind(run: Any) -> None:

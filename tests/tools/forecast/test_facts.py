@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
-from launcher.tools.forecast import facts
+from launcher.tools.forecast import facts, receipt, site
 from launcher.tools.forecast.facts import Fact
+from launcher.tools.forecast.forecast import Machine, forecast
 from tests.tools.forecast.records import H100, MadeUpRun
 
 
@@ -83,6 +85,41 @@ def test_a_foreign_record_has_no_fact(folder: Path) -> None:
     assert facts.of_run(run) is None
     (folder / run / "plan.json").write_text("[]")
     assert facts.of_run(run) is None
+
+
+FOREIGN = [
+    ("plan.json", '"program": "gpt"', '"program": null'),
+    ("plan.json", '"nodes": 1', '"nodes": "x"'),
+    ("plan.json", '"train_iters": 1000', '"train_iters": 1e999'),
+    ("facts.json", f'"name": "{H100}"', '"name": 5'),
+    ("facts.json", '"total"', '"size"'),
+]
+
+
+@pytest.mark.parametrize(("file", "ours", "foreign"), FOREIGN)
+def test_a_foreign_word_ends_no_forecast_and_no_receipt(
+    folder: Path, file: str, ours: str, foreign: str
+) -> None:
+    """One odd record ended `run --dry-run` of each run on this machine."""
+    run = MadeUpRun().attempt(0, 0, 1000).keep(folder)
+    fact = facts.of_run(run)
+    assert fact
+    path = folder / run / file
+    text = path.read_text()
+    assert ours in text
+    path.write_text(text.replace(ours, foreign))
+    card = Machine(H100, H100, 85 * 10**9, (9, 0))
+    wider = replace(fact.work, options=fact.work.options | {"hidden_size": 1536})
+    assert forecast(wider, card, site.earlier(H100)).step
+    if found := receipt.of_run(run):
+        assert [*receipt.lines(found)]
+
+
+def test_the_median_is_of_iterations_however_many_a_line_has() -> None:
+    """Its list had one number for each iteration, and a line counted as 1000 of them at most."""
+    short = [facts._Line(at, at + 1, 1.0, None) for at in range(1500)]
+    assert facts._median([facts._Line(0, 10**9, 5.0, None), *short]) == 5.0
+    assert facts._median(short) == 1.0
 
 
 def test_of_a_long_run_the_newest_lines_tell_its_step(folder: Path) -> None:

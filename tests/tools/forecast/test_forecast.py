@@ -133,7 +133,7 @@ def test_what_does_not_fit_is_named_with_layouts_that_do(
 ) -> None:
     assert cli.main(["forecast", "llama3-8b", "--gpu", "a100-40gb"]) == 0
     out = capsys.readouterr().out
-    assert " GB on a GPU of 40.0, 9.3 too many: " in out
+    assert " GB on a GPU of 40.0, 9.3 too much: " in out
     assert "\n  or          tensor_model_parallel_size 8: 25.2 GB" in out
     assert cli.main(["forecast", "gpt3-175b", "--gpu", "t4"]) == 0
     assert "none of the layouts next to this one fits" in capsys.readouterr().out
@@ -187,6 +187,18 @@ def test_the_page_of_runs_has_receipts_that_are_kept(
     odd.lines[5]["ms_per_step"] = 1e308
     odd.keep(folder)
     assert {*receipts.read()} - {"aaaa0003"} == {*first}
+
+
+def test_the_vocabulary_is_that_of_the_data_as_in_the_run(said: Said, tmp_path: Path) -> None:
+    """A preset's 256 tokens made a checkpoint of 2 MB of one that took 40 MB."""
+    text = tmp_path / "corpus.jsonl"
+    text.write_text('{"text": "a quick fox"}\n' * 400)
+    prefix = f"{tmp_path}/corpus"
+    assert cli.main(["data", "tokenize", str(text), "-o", prefix]) == 0
+    sets = [f"data.path={prefix}_text_document", "checkpoint.save=ck"]
+    words = [word for each in sets for word in ("--set", each)]
+    found = said("forecast", "gpt2-tiny", "--backend", "local", *words)
+    assert found["checkpoint_bytes"] > 3e7
 
 
 def test_a_run_of_which_nothing_is_known_yet(
