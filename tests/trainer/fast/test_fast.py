@@ -402,7 +402,7 @@ def test_two_compiled_ranks_equal_eager_ones(
 def test_a_rank_whose_step_fails_alone_ends_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It stepped by other kernels than its replica, which was found out at the next save."""
+    """It called other collectives than the rest, and all waited for ever."""
     script = compiled_program(tmp_path, monkeypatch)
     run = start(2, script, "layers,alone", *TINY, "--mock-data", "--train-iters", "3")
     assert run.code == 1
