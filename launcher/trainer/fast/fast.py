@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import datetime
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -13,6 +14,7 @@ from typing import Any
 import torch
 
 from launcher.agent import compat, words
+from launcher.agent.ranks.ending import RunError
 from launcher.trainer.fast import memsets
 from launcher.trainer.gpt.arguments import RankLayout
 from launcher.trainer.gpt.training import Outcome
@@ -28,6 +30,9 @@ ALIGNED = 8
 
 KERNELS = "LAUNCHER_KERNELS"
 """0 leaves GPT-2's layers to torch's compiler: what our kernels are compared with."""
+
+PATIENCE = datetime.timedelta(minutes=5)
+"""How long a rank whose first step failed waits for the others' to fail."""
 
 Batches = Iterator[dict[str, torch.Tensor]]
 
@@ -235,6 +240,9 @@ class GraphedStep:
             self.say(f"{words.COMPILED} in {time.perf_counter() - began:.0f} s")
             return outcome
         part = "kernels" if self.path.compiled == "kernels" else "compiled"
+        if not _fails_everywhere(part):
+            rank = torch.distributed.get_rank()
+            raise RunError(f"the first step failed on rank {rank} alone, try --no-fast: {reason}")
         self._do_without(part, f"{'no' if part == 'kernels' else 'not'} {part}: {reason}")
         self.plain(part)
         return self._first() if part == "kernels" else self.body(self._batches())
@@ -274,6 +282,21 @@ class GraphedStep:
         if part == "compiled" and self.path.graphed:
             self.path = self.path.without("graphed", "nor a CUDA graph")
         self.say(str(self.path))
+
+
+def _fails_everywhere(part: str) -> bool:
+    """Whether all ranks' steps fail that use `part` of the path.
+
+    A rank alone that did without would wait for collectives that the others don't call, or its
+    replica would part from theirs.
+    """
+    store = torch.distributed.distributed_c10d._get_default_store()
+    names = [f"fast/{part}/{rank}" for rank in range(torch.distributed.get_world_size())]
+    store.set(names[torch.distributed.get_rank()], "")
+    with suppress(RuntimeError):
+        store.wait(names, PATIENCE)
+        return True
+    return False
 
 
 def _first_line(error: Exception) -> str:

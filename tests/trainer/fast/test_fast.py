@@ -298,6 +298,10 @@ if special == "first":  # what comes last in kernels, then in the optimizer
         assert not any(frame() for frame in frames)  # with all else that it had in memory
         return forward(*given)
     passes.forward_step = freed
+if special == "alone" and os.environ["RANK"] == "1":
+    trainer.FastTrainer._compiler = lambda _: lambda function: fails
+if special == "alone":
+    fast.PATIENCE = fast.datetime.timedelta(seconds=1)
 if special == "third":  # in its first layer back; then it is done again, as after a capture
     backs, step = [stand_ins.gelu_back] * 99, training.Trainer.step
     backs[5] = fails
@@ -393,6 +397,17 @@ def test_two_compiled_ranks_equal_eager_ones(
     several = "kernels" in way or "--hidden-dropout" in options or "--num-experts" in options
     most = 10 if several else 2  # a layer, of all alike, and the loss
     assert max(graphs) <= most
+
+
+def test_a_rank_whose_step_fails_alone_ends_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It called other collectives than the rest, and all waited for ever."""
+    script = compiled_program(tmp_path, monkeypatch)
+    run = start(2, script, "layers,alone", *TINY, "--mock-data", "--train-iters", "3")
+    assert run.code == 1
+    told = "the first step failed on rank 1 alone, try --no-fast: RuntimeError: as a GPU's compiler"
+    assert told in run.output
 
 
 def test_replicas_that_step_a_half_each_save_all(
