@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +36,8 @@ def settle(client: DockerClient, image: str, base: str, epoch: int) -> str:
     where it has that time, where its configuration isn't known exactly, and by an engine that
     doesn't name images by their configuration. Raises docker's errors and EngineError.
     """
+    from docker.errors import ImageNotFound
+
     found = client.api.inspect_image(image)
     if found["Created"].startswith(iso(epoch)[:19]):
         return image
@@ -49,7 +52,8 @@ def settle(client: DockerClient, image: str, base: str, epoch: int) -> str:
     if find_image(client, settled) is None:
         return image
     if not found["RepoTags"]:
-        client.api.remove_image(image)
+        with suppress(ImageNotFound):  # another build that made the same one has removed it
+            client.api.remove_image(image)
     return settled
 
 

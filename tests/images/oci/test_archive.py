@@ -18,7 +18,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from docker.errors import APIError
+from docker.errors import APIError, ImageNotFound
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
@@ -303,13 +303,23 @@ def step(by: str, size: int = 0, created: int = 1795315422) -> dict[str, Any]:
 HISTORY = [step("ENV A=b"), step("COPY /stage/ / # buildkit", 7), step("base", 9, 1735689600)]
 
 
+@pytest.mark.parametrize("tags", [["a:1"], []])
 def test_the_build_s_time_is_the_source_s_and_the_base_keeps_its_own(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, tags: list[str]
 ) -> None:
-    """An engine stands in: the base's history is the last step of the image's."""
+    """An engine stands in: the base's history is the last step of the image's.
+
+    Without a name, another build of the same had removed the image: both builds were to succeed.
+    """
+
+    def remove_image(image: str) -> None:
+        assert not tags
+        raise ImageNotFound(image)
+
     api = SimpleNamespace(
-        inspect_image=lambda image: {**FOUND, "Created": "2026-11-22", "RepoTags": ["a:1"]},
+        inspect_image=lambda image: {**FOUND, "Created": "2026-11-22", "RepoTags": tags},
         history=lambda image: HISTORY[2:] if image == "base" else HISTORY,
+        remove_image=remove_image,
     )
     loaded: list[bytes] = []
     monkeypatch.setattr(settle, "archive", lambda content, names: loaded.append(content))
