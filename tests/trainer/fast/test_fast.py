@@ -349,7 +349,7 @@ EXPERTS = (*MIXTRAL.split(), *EXPERT.split(), "--init-method-std", "0.3")
         pytest.param("whole", ("--bf16", SHARED), id="shared", marks=pytest.mark.long),
         pytest.param("whole,peer", ("--bf16", SHARED, "--bias-fusion"), id="shared-peer"),
         pytest.param("kernels", ("--bf16",), id="kernels"),
-        pytest.param("layers", EXPERTS, id="experts"),
+        pytest.param("layers", EXPERTS, id="experts", marks=pytest.mark.long),
         pytest.param("layers", (*EXPERTS, SHARED, "--micro-batch-size", "1"), id="experts-shared"),
         pytest.param("layers,laid", (*EXPERTS[:-4], "--micro-batch-size", "1"), id="experts-laid"),
         pytest.param("layers,laid", ("--bf16", *EXPERTS[:-4]), id="experts-places",
