@@ -63,9 +63,9 @@ def test_another_nodes_failure_ends_it_once_it_had_time_to_fail_itself(
     (tmp_path / "failed-0").touch()
     (tmp_path / "failed-1").touch()
     words = [sys.executable, "-c", "import time; time.sleep(60)"]
-    assert node.supervise(node.Files(str(tmp_path), "1", "0"), words, []) == 137
+    assert node.supervise(node.NodeFiles(str(tmp_path), "1", "0"), words, []) == 137
     ends = [sys.executable, "-c", "import time; time.sleep(1)"]
-    assert node.supervise(node.Files(str(tmp_path), "2", "0"), ends, []) == 0
+    assert node.supervise(node.NodeFiles(str(tmp_path), "2", "0"), ends, []) == 0
 
 
 def test_a_question_is_answered_once_by_a_report(tmp_path: Path) -> None:
@@ -84,7 +84,7 @@ def test_a_question_is_answered_once_by_a_report(tmp_path: Path) -> None:
 def test_what_is_no_question_is_passed_over(tmp_path: Path, asked: bytes) -> None:
     """A question becomes part of a path, and text that can't be read ended the run's watching."""
     (tmp_path / "ask").write_bytes(asked)
-    question = node.Files(str(tmp_path), "0", "1").question()
+    question = node.NodeFiles(str(tmp_path), "0", "1").question()
     assert re.fullmatch(r"\d{0,30}", question)
 
 

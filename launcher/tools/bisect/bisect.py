@@ -26,8 +26,8 @@ from launcher.tools.bisect import axes, checkouts, ends, search
 from launcher.tools.bisect.axes import COMMIT, RELEASE, Axis, Differences
 from launcher.tools.bisect.checkouts import Checkout
 from launcher.tools.bisect.ends import End
-from launcher.tools.bisect.judge import Judge, Outcome
-from launcher.tools.bisect.search import EndsAlikeError, Finding, Point, Verdict
+from launcher.tools.bisect.judge import Judge, TrialOutcome
+from launcher.tools.bisect.search import EndsAlikeError, Point, SearchResult, Verdict
 from launcher.tools.bisect.trial import ShortRun, Trial
 
 HERE = ("docker", "local")
@@ -73,10 +73,10 @@ class Bisect:
     judge: Judge
     progress: Progress
     fresh: bool = False
-    outcomes: dict[Point, Outcome] = field(default_factory=dict)
+    outcomes: dict[Point, TrialOutcome] = field(default_factory=dict)
     verdicts: dict[Point, Verdict] = field(default_factory=dict)
 
-    def find(self) -> Finding:
+    def find(self) -> SearchResult:
         """What makes it fail. Raises NothingFoundError, and EngineError where that is lost.
 
         Where another process is at the same, this one waits, and then knows its trials.
@@ -99,7 +99,7 @@ class Bisect:
         path, kept = record.folder(self.name) / TRIALS, b""
         for line in () if self.fresh else record.read_lines(path):
             with suppress(LookupError, TypeError):
-                self.outcomes[tuple(line["point"])] = Outcome(**line["outcome"])
+                self.outcomes[tuple(line["point"])] = TrialOutcome(**line["outcome"])
                 kept += f"{json.dumps(line)}\n".encode()
         record.put_bytes(self.name, TRIALS, kept)
 
@@ -116,7 +116,7 @@ class Bisect:
         self.progress.note(f"{what}: {outcome.told}" if is_shown else what)
         return verdict
 
-    def _outcome(self, point: Point) -> Outcome:
+    def _outcome(self, point: Point) -> TrialOutcome:
         """What came of a point, tried unless it was, and kept."""
         if point not in self.outcomes:
             number, what = len(self.outcomes) + 1, self.differences.told(point)
@@ -144,7 +144,7 @@ class Found:
     """What a bisect found; `untried` are differences that couldn't be tried, a reason each."""
 
     made: Bisect
-    finding: Finding
+    finding: SearchResult
     untried: tuple[str, ...] = ()
 
 
@@ -229,7 +229,7 @@ def _listed(found: Differences) -> Iterator[dict[str, object]]:
 
 
 def _commits(
-    first: Differences, finding: Finding, history: Path | None
+    first: Differences, finding: SearchResult, history: Path | None
 ) -> tuple[Differences | None, str]:
     """The commits between two neighbouring releases, of which the second fails.
 

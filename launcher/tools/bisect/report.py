@@ -8,7 +8,7 @@ from typing import Any
 from launcher.base.screen import duration
 from launcher.tools.bisect.axes import COMMIT, Axis
 from launcher.tools.bisect.bisect import Found
-from launcher.tools.bisect.search import Difference, Point, Verdict
+from launcher.tools.bisect.search import AxisStep, Point, Verdict
 
 MOST_LISTED = 12
 
@@ -41,13 +41,13 @@ def _lines(found: Found) -> Iterator[str]:
     yield f"{len(made.outcomes)} trials of {steps}, {took}"
 
 
-def _change(axis: Axis, one: Difference) -> str:
+def _change(axis: Axis, one: AxisStep) -> str:
     """A difference in a line: what it is, and its values on both sides."""
     name = f" {axis.name}" if axis.name else ""
     return f"{axis.kind}{name}: {axis.told(one.good)} → {axis.told(one.bad)}"
 
 
-def _shown(axis: Axis, one: Difference) -> list[str]:
+def _shown(axis: Axis, one: AxisStep) -> list[str]:
     """The commits of a step, or the values between which nothing could be tried; not too many."""
     values = _between(axis, one)
     if axis.kind != COMMIT and len(values) == 1:
@@ -56,7 +56,7 @@ def _shown(axis: Axis, one: Difference) -> list[str]:
     return values if more <= 0 else [*values[:MOST_LISTED], f"and {more} more"]
 
 
-def _between(axis: Axis, one: Difference) -> list[str]:
+def _between(axis: Axis, one: AxisStep) -> list[str]:
     """What comes after the last good value, up to the first bad one: of commits with subjects."""
     values = axis.values[one.good + 1 : one.bad + 1]
     if axis.kind == COMMIT:

@@ -15,15 +15,15 @@ from launcher.runs.plan.resolved import Resolved
 from launcher.runs.runfile.config import RunConfig
 from launcher.runs.runfile.source import Override, overridden
 from launcher.tools.forecast import site
-from launcher.tools.forecast.facts import Fact
-from launcher.tools.forecast.forecast import Machine, Other
+from launcher.tools.forecast.facts import RunFact
+from launcher.tools.forecast.forecast import Hardware, Other
 from launcher.tools.forecast.work import Work, of_resolved
 
 MOST_TRIED, SHOWN = 12, 2
 """Layouts that are looked at, the nearest first; and those that fit that are shown."""
 
 
-def nearest(run: Resolved, machine: Machine, known: Sequence[Fact]) -> list[Other]:
+def nearest(run: Resolved, machine: Hardware, known: Sequence[RunFact]) -> list[Other]:
     """The two nearest layouts that fit; none where the GPU's memory, or the model, isn't known.
 
     Where the run itself doesn't fit, the least change with which it would comes first.

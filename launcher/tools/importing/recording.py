@@ -11,7 +11,7 @@ from typing import Protocol
 from launcher.base.errors import UsageError
 from launcher.tools.importing import placeholders
 from launcher.tools.importing.commands import (
-    Command,
+    ScriptCommand,
     ScriptRun,
     Unfollowed,
     Word,
@@ -33,7 +33,7 @@ from launcher.tools.importing.placeholders import (
     shown,
     token,
 )
-from launcher.tools.importing.sandbox import Outcome, ScriptCall
+from launcher.tools.importing.sandbox import SandboxOutput, ScriptCall
 
 HOME = "/home/@home@"
 ASSIGNED = re.compile(r"(?:export |local |declare \S+ )?(\w+)\+?=")
@@ -57,7 +57,7 @@ RANKS = (
 
 
 @dataclass(frozen=True)
-class Machine:
+class ScriptMachine:
     """What a script is answered where it asks for its machine; no GPUs where that isn't known."""
 
     nodes: int = 1
@@ -70,14 +70,14 @@ class Machine:
 class Recording:
     """A script's commands in order, and what else is to be said of it."""
 
-    commands: tuple[Command, ...]
+    commands: tuple[ScriptCommand, ...]
     told: tuple[Unfollowed, ...] = ()
 
 
 class Sandbox(Protocol):
     """Where a script is run."""
 
-    def run(self, call: ScriptCall, env: Mapping[str, str]) -> Outcome:
+    def run(self, call: ScriptCall, env: Mapping[str, str]) -> SandboxOutput:
         """The outcome of the call."""
 
 
@@ -97,7 +97,7 @@ class Recorder:
     """Runs one script, as often as it needs to know what depends on what."""
 
     def __init__(
-        self, call: ScriptCall, machine: Machine, given: Mapping[str, str], sandbox: Sandbox
+        self, call: ScriptCall, machine: ScriptMachine, given: Mapping[str, str], sandbox: Sandbox
     ) -> None:
         self.call, self.machine, self.given, self.sandbox = call, machine, dict(given), sandbox
         self.template: Template = placeholders.filled(call.text.replace("\r\n", "\n"))
@@ -231,7 +231,7 @@ class Recorder:
         names = {name: self._value(name, world) for name in self.names}
         return {**answers, **jobs, **machine.variables, **names, **self.given}
 
-    def _read(self, outcome: Outcome, world: World) -> ScriptRun:
+    def _read(self, outcome: SandboxOutput, world: World) -> ScriptRun:
         sent = self._environment(world)
         own = [n for n in self.names if not re.search(rf"export\b[^\n]*\b{n}\b", self.call.text)]
         commands = []
@@ -247,7 +247,7 @@ class Recorder:
 
     # What depends on what
 
-    def _compared(self, run: ScriptRun, other: ScriptRun, world: World) -> list[Command]:
+    def _compared(self, run: ScriptRun, other: ScriptRun, world: World) -> list[ScriptCommand]:
         """The run's commands, each word marked that depends on what isn't known."""
         if len(run.commands) != len(other.commands):
             self._tell(1, "how many commands it runs depends on what isn't given")
@@ -279,7 +279,7 @@ class Recorder:
         world: World,
         differing: list[set[int]],
         causes: dict[tuple[int, int], list[str]],
-    ) -> Sequence[Command | None]:
+    ) -> Sequence[ScriptCommand | None]:
         """The commands as another node runs them; the words that are another there are marked."""
         if not self.machine.batch:
             return [None] * len(run.commands)
@@ -317,7 +317,7 @@ class Recorder:
         return causes
 
     def _marked_env(
-        self, command: Command, twin: Command | None, ranked: Command | None
+        self, command: ScriptCommand, twin: ScriptCommand | None, ranked: ScriptCommand | None
     ) -> dict[str, Word]:
         found = {}
         for name, word in command.env.items():

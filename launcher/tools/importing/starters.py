@@ -16,7 +16,7 @@ import yaml
 from launcher.base.errors import UsageError
 from launcher.base.yamlfile import printable
 from launcher.runs.runfile.values import parse_gpus
-from launcher.tools.importing.commands import Command, Unfollowed, Word
+from launcher.tools.importing.commands import ScriptCommand, Unfollowed, Word
 
 TABLE = Path(__file__).with_suffix(".yaml")
 VARIABLES = {
@@ -60,7 +60,7 @@ def tables() -> Mapping[str, Any]:
 
 
 @dataclass(frozen=True)
-class Mount:
+class ScriptMount:
     """A folder of the host in a container."""
 
     source: str
@@ -77,7 +77,7 @@ class Around:
     container: str = ""
     image: Word = field(default_factory=lambda: Word("", 0))
     gpus: str = ""
-    mounts: list[Mount] = field(default_factory=list)
+    mounts: list[ScriptMount] = field(default_factory=list)
     env: dict[str, Word] = field(default_factory=dict)
     resources: dict[str, Word] = field(default_factory=dict)
     told: list[Unfollowed] = field(default_factory=list)
@@ -124,7 +124,7 @@ def variables(counts: Mapping[str, int]) -> dict[str, str]:
     return {name: str(known[key]) for name, key in VARIABLES.items() if key in known}
 
 
-def parse_around(asked: Around, commands: Sequence[Command]) -> Around:
+def parse_around(asked: Around, commands: Sequence[ScriptCommand]) -> Around:
     """What the batch lines and the commands around a start ask for; `asked` is added to."""
     for command in commands:
         family, words = FAMILIES.get(command.name, ""), command.words[1:]
@@ -272,14 +272,14 @@ def _pbs(found: Around, text: str, line: int) -> None:
         found.tell(line, f"#PBS {printable(text)}: not carried over but for its counts")
 
 
-def _mount(text: str) -> Mount | None:
+def _mount(text: str) -> ScriptMount | None:
     """A mount as outer:inner:mode, None for what is none."""
     outer, colon, rest = text.partition(":")
     inner, _, mode = rest.partition(":")
     inner = inner if colon else outer
     if not inner.startswith("/"):
         return None
-    return Mount(outer.rstrip("/") or "/", inner.rstrip("/") or "/", mode == "ro")
+    return ScriptMount(outer.rstrip("/") or "/", inner.rstrip("/") or "/", mode == "ro")
 
 
 def _is_gpus(text: str) -> bool:
@@ -290,7 +290,7 @@ def _is_gpus(text: str) -> bool:
     return True
 
 
-def exported(command: Command, around: Sequence[Command]) -> Mapping[str, Word]:
+def exported(command: ScriptCommand, around: Sequence[ScriptCommand]) -> Mapping[str, Word]:
     """The variables that the ranks have from the script: within a container, what is set inside."""
     for outer in around:
         if FAMILIES.get(outer.name) == "docker":

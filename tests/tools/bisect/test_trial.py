@@ -16,7 +16,7 @@ from launcher.base.screen import Progress
 from launcher.runs.runfile import source
 from launcher.tools.bisect import trial
 from launcher.tools.bisect.axes import Candidate
-from launcher.tools.bisect.judge import Judge, Outcome
+from launcher.tools.bisect.judge import Judge, TrialOutcome
 from launcher.tools.bisect.search import Verdict
 from launcher.tools.bisect.trial import ShortRun
 
@@ -76,7 +76,7 @@ def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     """Runs the candidate with a launcher that prints, logs steps, and ends as it is told."""
     monkeypatch.setenv("LAUNCHER_CACHE", str(tmp_path / "cache"))
 
-    def run(code: int | None, printed: str = "", steps: str = "", check: str = "") -> Outcome:
+    def run(code: int | None, printed: str = "", steps: str = "", check: str = "") -> TrialOutcome:
         def finished(argv: Any, cwd: Any, env: Any, output: int, seconds: float) -> int | None:
             os.write(output, printed.encode())
             folder = Path(env["LAUNCHER_RUNS"], os.urandom(4).hex())
