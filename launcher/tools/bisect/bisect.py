@@ -140,7 +140,7 @@ class Bisect:
 
 
 @dataclass(frozen=True)
-class Found:
+class BisectResult:
     """What a bisect found; `untried` are differences that couldn't be tried, a reason each."""
 
     made: Bisect
@@ -148,7 +148,7 @@ class Found:
     untried: tuple[str, ...] = ()
 
 
-def bisect(good: str, bad: str, request: BisectRequest, progress: Progress) -> list[Found]:
+def bisect(good: str, bad: str, request: BisectRequest, progress: Progress) -> list[BisectResult]:
     """What makes BAD fail; of a release, then which of its commits does.
 
     Raises UsageError where the ends aren't there or don't differ, NothingFoundError where they
@@ -167,12 +167,12 @@ def bisect(good: str, bad: str, request: BisectRequest, progress: Progress) -> l
     first = _bisect(differences(good_end, bad_end, on, progress), request, progress)
     finding = first.find()
     commits, why = _commits(first.differences, finding, request.history)
-    found = Found(first, finding, (*first.differences.untried, *([why] if why else [])))
+    found = BisectResult(first, finding, (*first.differences.untried, *([why] if why else [])))
     if commits is None:
         return [found]
     second = _bisect(commits, request, progress)
     try:
-        return [found, Found(second, second.find())]
+        return [found, BisectResult(second, second.find())]
     except NothingFoundError as error:
         why = f"the commits of the release: {error.problem}"
         return [replace(found, untried=(*found.untried, why))]

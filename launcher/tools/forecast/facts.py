@@ -159,7 +159,7 @@ def _fact(
         return None
     hidden = costs.starts(done) in ("kernels", *costs.COMPILED)  # behind the GPU's work
     waits = 0.0 if hidden else median(line.data / line.count for line in plain)
-    spent = _Spent(done, validated, ms, ms / 1000 - waits)
+    spent = _TimeSum(done, validated, ms, ms / 1000 - waits)
     begun = datetime.fromisoformat(kept.created)
     for at in attempts:
         ending = next((one for one in endings if one.get("attempt") == at), {})
@@ -231,7 +231,7 @@ def _median(lines: Sequence[_Line]) -> float:
     return some[bisect_left(counts, counts[-1] / 2)].ms
 
 
-class _Spent:
+class _TimeSum:
     """Adds up where the seconds of a run's attempts went."""
 
     def __init__(self, work: Work, validated: Sequence[int], ms: float, usual: float) -> None:

@@ -52,7 +52,7 @@ class Hardware:
 
 
 @dataclass(frozen=True)
-class Other:
+class OtherLayout:
     """Another layout that fits: what to set, bytes on a GPU, and a step's time if that is known."""
 
     sets: dict[str, object]
@@ -79,7 +79,7 @@ class Forecast:
     disk: int | None = None
     free: int | None = None
     price: float | None = None
-    others: tuple[Other, ...] = ()
+    others: tuple[OtherLayout, ...] = ()
     unknown: tuple[str, ...] = ()
     sources: dict[str, str] = field(default_factory=dict)
 
@@ -225,6 +225,6 @@ def price(card: str) -> float | None:
     return prices.get(card, prices.get(found.alias) if found else None)
 
 
-def with_others(found: Forecast, others: Sequence[Other]) -> Forecast:
+def with_others(found: Forecast, others: Sequence[OtherLayout]) -> Forecast:
     """The forecast with other layouts beside it."""
     return replace(found, others=tuple(others))

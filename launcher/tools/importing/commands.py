@@ -23,7 +23,7 @@ class Word:
 
 
 @dataclass(frozen=True)
-class Unfollowed:
+class Omission:
     """Something of the script that isn't in the run file, and why."""
 
     line: int

@@ -11,9 +11,9 @@ from typing import Protocol
 from launcher.base.errors import UsageError
 from launcher.tools.importing import placeholders
 from launcher.tools.importing.commands import (
+    Omission,
     ScriptCommand,
     ScriptRun,
-    Unfollowed,
     Word,
     differing_words,
     missing_paths,
@@ -71,7 +71,7 @@ class Recording:
     """A script's commands in order, and what else is to be said of it."""
 
     commands: tuple[ScriptCommand, ...]
-    told: tuple[Unfollowed, ...] = ()
+    told: tuple[Omission, ...] = ()
 
 
 class Sandbox(Protocol):
@@ -106,7 +106,7 @@ class Recorder:
         known |= {*PER_JOB, *RANKS, *NODE_LISTS, "PBS_NODEFILE"} if machine.batch else set()
         self.names = [name for name in needed if name not in known]
         self.tested = [name for name in self.tested if name not in known]
-        self.told: list[Unfollowed] = []
+        self.told: list[Omission] = []
 
     def record(self) -> Recording:
         """The recording. Raises UsageError where the script had to be stopped before a start."""
@@ -358,7 +358,7 @@ class Recorder:
     # What is said of a run
 
     def _tell(self, line: int, what: str) -> None:
-        self.told.append(Unfollowed(line, what))
+        self.told.append(Omission(line, what))
 
     def _tell_exits(self, run: ScriptRun) -> None:
         for line, text in run.trace:

@@ -137,7 +137,7 @@ class Bubblewrap:
         return [*argv, "--dev", "/dev", "--remount-ro", "/dev"]
 
 
-class Trusted:
+class NoSandbox:
     """Runs scripts on this machine with the stand-ins alone: what has none is run as it stands."""
 
     def unsupported(self) -> str:
@@ -167,10 +167,10 @@ class Trusted:
             return _bounded(argv, {**env, **places})
 
 
-def find_sandbox(*, trust: bool = False) -> Bubblewrap | Trusted | Container:
+def find_sandbox(*, trust: bool = False) -> Bubblewrap | NoSandbox | Container:
     """The sandbox that works here; with `trust`, none. Raises UsageError where there is none."""
     if trust:
-        return Trusted()
+        return NoSandbox()
     reasons = []
     for make in (Bubblewrap, _fetched, Container):
         try:

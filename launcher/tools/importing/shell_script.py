@@ -14,12 +14,12 @@ from launcher.base.yamlfile import printable
 from launcher.runs.plan import arguments
 from launcher.runs.plan.program import upstreams
 from launcher.runs.runfile.secrets import has_credential, is_secret, is_secret_option
-from launcher.tools.importing.commands import Unfollowed, Word
+from launcher.tools.importing.commands import Omission, Word
 from launcher.tools.importing.counts import set_processes
 from launcher.tools.importing.placeholders import TO_FILL
 from launcher.tools.importing.recording import Recording
 from launcher.tools.importing.sheet import NUMBER, Sheet, fits, wrong, yaml_text
-from launcher.tools.importing.starters import Around, exported, parse_around
+from launcher.tools.importing.starters import ScriptContext, exported, parse_around
 from launcher.tools.importing.starts import (
     Start,
     as_options,
@@ -75,7 +75,7 @@ class ImportResult:
     """A run file's text; what of the script isn't in it; what keeps the file from running."""
 
     text: str
-    told: tuple[Unfollowed, ...]
+    told: tuple[Omission, ...]
     wrong: str
     start: Start
 
@@ -85,7 +85,7 @@ class _Import:
     """One start on its way into a run file."""
 
     start: Start
-    around: Around
+    around: ScriptContext
     images: Images
     exists: Callable[[str], bool]
     sheet: Sheet = field(default_factory=Sheet)
@@ -98,7 +98,7 @@ class _Import:
 
 def imported(
     recording: Recording,
-    asked: Around,
+    asked: ScriptContext,
     name: str,
     images: Images,
     *,

@@ -273,7 +273,7 @@ def fails(*_):
     raise RuntimeError("as a GPU's compiler would")
 torch.backends.cuda.enable_flash_sdp(False)  # the other's gradients don't all lie in rows
 fast.attention = contextlib.nullcontext
-scaled.check = lambda _: None
+scaled.check_support = lambda _: None
 if way:
     torch.compile = lambda function, **_: torch._dynamo.optimize("aot_eager")(function)
     fast.choose = lambda *_: fast.Path("whole", way, False)
