@@ -54,8 +54,9 @@ def missing(*names: str) -> list[str]:
 
 @pytest.fixture(scope="session", autouse=True)
 def _runs(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """The records of the tests' runs are not the user's."""
+    """The records of the tests' runs are not the user's, and their nodes wait for one another."""
     os.environ["LAUNCHER_RUNS"] = str(tmp_path_factory.mktemp("runs"))
+    os.environ["LAUNCHER_ALL_REDUCE_SECONDS"] = "300"
 
 
 @pytest.fixture(scope="session")

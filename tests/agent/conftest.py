@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from launcher.agent.ranks import reduction, stacks
+from launcher.agent.ranks import stacks
 from launcher.agent.ranks.job import parse
 from tests.conftest import missing
 
@@ -84,10 +84,9 @@ def runner_command(processes: int, *program: str, options: Sequence[str] = ()) -
 
 
 def environment() -> dict[str, str]:
-    """This environment, with the checkout importable in any folder, no warnings, and patience."""
+    """This environment, with the checkout importable in any folder, and no warnings."""
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
-    own = {"PYTHONPATH": path, "PYTHONWARNINGS": "ignore", "OMP_NUM_THREADS": "1"}
-    return {**os.environ, reduction.LIMIT: "300", **own}
+    return {**os.environ, "PYTHONPATH": path, "PYTHONWARNINGS": "ignore", "OMP_NUM_THREADS": "1"}
 
 
 def python(*argv: str, **env: str) -> subprocess.CompletedProcess[str]:
