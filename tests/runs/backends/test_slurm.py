@@ -43,7 +43,7 @@ def two(plan: Planner) -> Plan:
 def script(plan: Plan, **keys: object) -> str:
     """The job's script, which bash can read."""
     text = slurm_request.request(plan, Slurm.model_validate(keys), FOLDER).script
-    subprocess.run(["bash", "-n"], input=text.encode(), check=True, timeout=10)
+    subprocess.run(["bash", "-n"], input=text.encode(), check=True, timeout=300)
     return text
 
 
@@ -88,7 +88,7 @@ def passes_shellcheck(text: str) -> None:
     program = shutil.which("shellcheck", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
     assert program, "make dev installs it"
     words = [program, "--shell=bash", "--norc", "-"]
-    done = subprocess.run(words, input=text, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(words, input=text, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout
 
 
@@ -213,7 +213,7 @@ def test_a_node_that_slurm_could_not_begin_is_told_to_the_others(
     with (tmp_path / "slurm.out").open("a") as output:
         output.write(f"{error}\n")
         output.flush()
-        subprocess.run(["bash", "-c", told], env=env, stdout=output, stderr=output, timeout=30)
+        subprocess.run(["bash", "-c", told], env=env, stdout=output, stderr=output, timeout=300)
     until(lambda: not living_with(f"PATH={env['PATH']}"), "what it started goes on")
     assert [path.read_text() for path in tmp_path.glob("code")] == ([code] if code else [])
 
