@@ -348,8 +348,7 @@ EXPERTS = (*MIXTRAL.split(), *EXPERT.split(), "--init-method-std", "0.3")
         pytest.param("layers", (*SPLIT, *LLAMA), id="tensor"),
         pytest.param("whole", ("--bf16",), id="data", marks=pytest.mark.long),
         pytest.param("whole", ("--bf16", SHARED), id="shared", marks=pytest.mark.long),
-        pytest.param("whole,peer", ("--bf16", SHARED, "--bias-fusion"), id="shared-peer",
-                     marks=pytest.mark.long),
+        pytest.param("whole,peer", ("--bf16", SHARED, "--bias-fusion"), id="shared-peer"),
         pytest.param("kernels", ("--bf16",), id="kernels"),
         pytest.param("layers", EXPERTS, id="experts", marks=pytest.mark.long),
         pytest.param("layers", (*EXPERTS, SHARED, "--micro-batch-size", "1"), id="experts-shared",
@@ -413,6 +412,7 @@ def test_a_rank_whose_step_fails_alone_ends_the_run(
     assert told in run.output
 
 
+@pytest.mark.long
 def test_replicas_that_step_a_half_each_save_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
