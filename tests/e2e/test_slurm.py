@@ -473,6 +473,7 @@ def training(image: str, iterations: int, /, **slurm: Any) -> dict[str, Any]:
     """A run file of two nodes, with docker in the task unless asked for otherwise."""
     iterated = TINY["training"] | {"train_iters": iterations}
     more = {"image": image, "gpus": 0, "nodes": 2, "slurm": {"container": "docker", **slurm}}
+    more["env"] = {"LAUNCHER_ALL_REDUCE_SECONDS": 300}  # where other things take the processors
     return {**TINY, "training": iterated, "checkpoint": {"save": "save"}, **more}
 
 

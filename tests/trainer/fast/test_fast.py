@@ -101,7 +101,8 @@ OVERFLOWS, SCALED = (0, 1, 2, 40, 41, 90), ("--fp16", "--loss-scale-window", "20
 @pytest.mark.parametrize(
     ("options", "overflows"),
     [
-        pytest.param(("--bf16", "--hidden-size", "64"), (), id="bf16"),  # in whole lines
+        pytest.param(("--bf16", "--hidden-size", "64"), (), id="bf16",  # in whole lines
+                     marks=pytest.mark.long),
         pytest.param((), (), id="fp32", marks=pytest.mark.long),
         pytest.param(SCALED, OVERFLOWS, id="fp16-overflows"),
         pytest.param(("--bf16", SHARED), (), id="shared-bf16"),
@@ -150,7 +151,7 @@ def _equals_upstreams(
 @pytest.mark.parametrize(
     ("ranks", "options", "first"),
     [
-        pytest.param(1, (), "", id="whole"),
+        pytest.param(1, (), "", id="whole", marks=pytest.mark.long),
         pytest.param(2, (SHARED,), "", id="shared"),
         pytest.param(2, (SHARED,), "--no-fast", id="shared-back", marks=pytest.mark.long),
     ],
@@ -350,7 +351,8 @@ EXPERTS = (*MIXTRAL.split(), *EXPERT.split(), "--init-method-std", "0.3")
         pytest.param("whole,peer", ("--bf16", SHARED, "--bias-fusion"), id="shared-peer"),
         pytest.param("kernels", ("--bf16",), id="kernels"),
         pytest.param("layers", EXPERTS, id="experts", marks=pytest.mark.long),
-        pytest.param("layers", (*EXPERTS, SHARED, "--micro-batch-size", "1"), id="experts-shared"),
+        pytest.param("layers", (*EXPERTS, SHARED, "--micro-batch-size", "1"), id="experts-shared",
+                     marks=pytest.mark.long),
         pytest.param("layers,laid", (*EXPERTS[:-4], "--micro-batch-size", "1"), id="experts-laid"),
         pytest.param("layers,laid", ("--bf16", *EXPERTS[:-4]), id="experts-places",
                      marks=pytest.mark.long),
@@ -410,6 +412,7 @@ def test_a_rank_whose_step_fails_alone_ends_the_run(
     assert told in run.output
 
 
+@pytest.mark.long
 def test_replicas_that_step_a_half_each_save_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
