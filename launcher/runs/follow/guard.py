@@ -171,7 +171,7 @@ def verdict(listeners: Sequence[Listener]) -> str:
 
 
 def diverged(listeners: Sequence[Listener]) -> str:
-    """From where on the run's numbers were NaN to its end; "" where not, or where that is ignored."""
+    """From where on a run's numbers were NaN to its end; "" where not, or where it is ignored."""
     guards = [one for one in listeners if isinstance(one, LossGuard) and one.lasting]
     found = [one.lasting.iteration for one in guards if one.wanted.on_nan != "ignore"]
     return f"the loss or gradient was NaN from iteration {found[0]} to the end" if found else ""
