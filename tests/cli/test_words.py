@@ -194,8 +194,9 @@ def test_lines_before_the_first_time_are_of_the_run_s_start(
 LEAVES = """\
 import sys
 from launcher import cli
-cli.find_command = lambda name: lambda args: print("left in the buffer") or 0
-sys.exit(cli.main(["ps"]))
+from launcher.cli import completion
+completion.script = lambda shell: "left in the buffer"
+sys.exit(cli.main(["completion", "fish"]))
 """
 
 
@@ -205,7 +206,10 @@ def test_a_reader_that_has_gone_is_no_traceback() -> None:
     os.close(read)
     with os.fdopen(write, "w") as gone:
         argv = [sys.executable, "-c", LEAVES]
-        done = subprocess.run(argv, cwd=ROOT, stdout=gone, stderr=subprocess.PIPE, check=False)
+        env = {key: value for key, value in os.environ.items() if key != "PYTHONUNBUFFERED"}
+        done = subprocess.run(
+            argv, cwd=ROOT, env=env, stdout=gone, stderr=subprocess.PIPE, check=False
+        )
     assert (done.returncode, done.stderr) == (141, b"")
 
 
