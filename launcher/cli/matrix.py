@@ -84,8 +84,7 @@ def render(args: Namespace) -> int:
     root, beside = (args.output or site.written).absolute(), site.matrix.parent
     files = render.render_all(matrix, load_lock(), root, beside)
     files |= compose_examples.files(matrix, root)
-    expected = {Cell(tag, row.megatron): row.expected for tag, row in matrix.rows.items()}
-    files |= html.rendered(root, expected)
+    files |= html.rendered(root, [Cell(tag, row.megatron) for tag, row in matrix.rows.items()])
     changed = render.drift(files, root)
     if not args.check:
         render.write(files, root)
