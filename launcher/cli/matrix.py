@@ -145,7 +145,7 @@ def news(args: Namespace) -> int:
     return 1 if args.check and any(one.new for one in found) else 0
 
 
-LABELS = "takes rows with CUDA{}, such as self-hosted,gpu; without it they are left out"
+LABELS = "the runner of rows with CUDA{}: self-hosted,gpu; without it they are left out"
 
 
 @command(
