@@ -88,8 +88,13 @@ until wait "$step"; code=$?; ! kill -0 "$step" 2> /dev/null; do :; done
 exec 4>&-
 wait "$listener"
 
-# At its time limit the job starts again, or the next one of its array does.
-if [ -e "$folder/limit-$restart" ] && [ "$code" -eq 0 ] && [ ! -e "$folder/stop" ]; then
+# At its time limit the job starts again, or the next one of its array does. The signal may come before
+# the program handles it, and ends it (143): then too, but not twice in a row.
+limit="$folder/limit-$restart"
+if [ "$code" -eq 143 ] && [ -e "$limit" ] && [ ! -s "$folder/limit-$((restart - 1))" ]; then
+  echo early > "$limit"
+fi
+if [ -e "$limit" ] && { [ "$code" -eq 0 ] || [ -s "$limit" ]; } && [ ! -e "$folder/stop" ]; then
   scontrol requeue "$SLURM_JOB_ID" && exit 0
 fi
 
