@@ -302,6 +302,22 @@ def test_jobs_of_a_chain_are_one_run(here: OnCluster) -> None:
     assert started.out == "0 False\n1 True\n"
 
 
+def test_a_time_limit_before_the_program_handles_its_signal_ends_no_chain(here: OnCluster) -> None:
+    """The program died of the signal while it still imported torch: the run was over."""
+    program = "import os, time\nprint('start', os.environ['restart'], flush=True)\ntime.sleep(60)\n"
+    here.counts(array="0-2%1")
+    config = json.loads((here.folder / "run.yaml").read_text()) | {"checkpoint": {"save": "save"}}
+    here.write(config | {"nodes": 1}, program)
+    started = here.start("run", "run.yaml", "--backend", "slurm")
+    for start in range(2):
+        started.said(f"start {start}\n")
+        (job,) = here.asked("squeue", "--noheader", "--states=running", "--format=%A").split()
+        end = ["scancel", "--signal=TERM", "--batch", job]
+        subprocess.run(end, env=here.environment, check=False, timeout=60)
+    assert started.ends() == 143, started  # and not a third time
+    assert started.out == "start 0\nstart 1\n"
+
+
 SAYS = """\
 import os, time
 told = [os.environ[name] for name in ("PET_NODE_RANK", "PET_NNODES", "restart")]
