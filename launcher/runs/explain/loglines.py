@@ -18,6 +18,8 @@ PREFIX = re.compile(
         | \[\d+,\d+\]<std(?:out|err)>:                              # mpirun
         | \d{1,5}:(?=\ )                                            # srun --label
         | node-\d+\ \|                                              # ours
+      | (?!(?:slurm|srun|python|docker|podman)[\w.-]*:|\S*\.so\b)  # pdsh: a node's name
+        (?:\d{1,3}(?:\.\d{1,3}){3}|[a-z][a-z\d-]*\d(?:\.[a-z\d-]+)*):(?=\ \S)
         | \((?:raylet|[\w.:]*\ ?pid=\d+)[^)]*\) )                   # Ray
     | [A-Za-z<][\w.<>-]*:\d+:\d+\ \[\d+\]                           # NCCL
     | \[[\w.-]+:\d+(?:\ *:\d+){0,2}\](?=\ )                         # UCX, Open MPI
