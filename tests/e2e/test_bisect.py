@@ -116,7 +116,7 @@ def test_a_key_of_ten_is_found(image: str, tmp_path: Path) -> None:
 
 def matrix_of(folder: Path, bases: BaseNames, rows: Mapping[str, str]) -> Path:
     """A matrix whose rows have these bases without torch, and the smallest release."""
-    own = {"python": "3.11", "megatron": "0.10.0", "source": "sdist"}
+    own = {"python": "3.11", "torch": "2.8.0", "megatron": "0.10.0", "source": "sdist"}
     matrix = matrix_folder(folder, {tag: {"base": base, **own} for tag, base in rows.items()})
     data = yaml.safe_load(matrix.read_text())
     data["builders"]["cp311"] = bases.builder

@@ -200,8 +200,8 @@ def made():
 with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
     gpt, steps = made()
 now = most = 0
-events = profiled.profiler.kineto_results.events()
-for each in sorted((one for one in events if one.name() == "[memory]"), key=lambda one: one.start_ns()):
+events = [one for one in profiled.profiler.kineto_results.events() if one.name() == "[memory]"]
+for each in sorted(events, key=lambda one: one.start_ns()):
     now += each.nbytes()
     most = max(most, now)
 parameters = sum(each.numel() for each in gpt.parameters())
@@ -210,7 +210,7 @@ torch.distributed.destroy_process_group()
 """
 
 
-def test_a_distributed_optimizer_is_laid_out_in_four_bytes_a_parameter(tmp_path: Path) -> None:
+def test_a_distributed_optimizer_is_laid_out_in_four_bytes_more(tmp_path: Path) -> None:
     """It took 14 beside the 18 that it has, of what is on the GPU at a time: 26 GiB of llama3-8b."""
     needs((SHARED,))
     (script := tmp_path / "laid.py").write_text(LAID)
