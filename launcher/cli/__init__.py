@@ -111,7 +111,9 @@ def main(argv: list[str]) -> int:
         args = parser(argv).parse_args(argv or ["--help"])
         args.given, args.rest = argv, rest
         _see_home()
-        return find_command(args.command)(args)
+        code = find_command(args.command)(args)
+        print(end="", flush=True)  # where a reader that has gone is noticed
+        return code
     except LauncherError as error:
         print(f"launcher: {error}", file=sys.stderr)
         return error.exit_code

@@ -98,7 +98,7 @@ def test_what_is_no_question_is_passed_over(tmp_path: Path, asked: bytes) -> Non
 def test_what_a_node_lacks_is_reported(tmp_path: Path, words: list[str], said: bytes) -> None:
     """A node that doesn't see a disk waited for the others until their own time was over."""
     agent = started(tmp_path, *words)
-    _, error = agent.communicate(timeout=20)
+    _, error = agent.communicate(timeout=300)
     assert (agent.returncode, said in error) == (121, True), error
     assert (tmp_path / "failed-0").exists()
 
@@ -106,7 +106,7 @@ def test_what_a_node_lacks_is_reported(tmp_path: Path, words: list[str], said: b
 def test_a_folder_that_takes_no_change_ends_no_run(tmp_path: Path) -> None:
     """A full disk's traceback stood where the run's own end should."""
     agent = started(tmp_path / "gone", "--", "sh", "-c", "exit 3")
-    _, error = agent.communicate(timeout=20)
+    _, error = agent.communicate(timeout=300)
     assert agent.returncode == 3
     assert b"launcher: can't write " in error
     assert b"Traceback" not in error

@@ -28,11 +28,16 @@ the margin of `fit.MARGIN` holds.
 WORKSPACE = 150 << 20
 """Bytes that a step in a CUDA graph keeps beside what is counted: bench/gpu/runs.yaml, on H100s."""
 
-STEPPED = 14
-"""Bytes for each parameter of the largest buffer that the fast path's distributed optimizer steps,
-once activations are gone: new masters, moments and 16-bit weights. By the two runs of four H100s in
-bench/gpu/runs.yaml, each to 0.2 %; without that optimizer there was no such peak.
-"""
+LAID = 4
+"""Bytes for each parameter of the largest buffer, while the fast path lays out a distributed
+optimizer, whose masters and moments are there by then: trainer/fast/buffers.py, test_fast.py."""
+
+EVALUATED, EVALUATED_SPLIT = 10, 14
+"""Bytes of a logit where what trains compiled evaluates: in 16 bits, in fp32, and softmax; a split
+vocabulary's less its largest too: trainer/fast/compiled.py `losses`, split.py `SplitLoss`."""
+
+ROW = 20
+"""Bytes of a row of grouped experts beside its numbers: places, token, order and factor."""
 
 FLASH = (8, 0)
 """Compute capability from which Transformer Engine has an attention that keeps no scores.
@@ -155,11 +160,15 @@ def _needed(
     of_experts = bytes_of_states(program, options, sharers) or states
     entering = tokens * size.hidden * width / undivided  # bytes of what goes into a layer
     whole = tokens * _bytes_of_token(program, options, size, where, capability, undivided)
-    whole += tokens * size.expert_layers / size.layers * _bytes_of_routed(options, size, where)
+    how = compiled(program, options, where)
+    routed, back = _bytes_of_routed(options, size, where, grouped=bool(how))
+    whole += tokens * size.expert_layers / size.layers * routed
     kept, once = _with_recomputing(options, layers, whole, entering)
-    compiled, stages = _is_compiled(program, options, where), []
-    on_device = program == model.GPT and "use_distributed_optimizer" in options
-    on_device &= "bf16" in options and "no_fast" not in options
+    back = max(tokens * back, tokens * _bytes_of_scores(program, options, size, where, capability))
+    left = bool(how) and tensor == 1 and "fp16" not in options  # to the compiled loss
+    stages = []
+    laid = program == model.GPT and "use_distributed_optimizer" in options
+    laid &= "no_fast" not in options
     for first, last in [(True, True)] if where.pipeline == 1 else [(True, False), (False, True)]:
         in_flight = 1.0
         parameters = (layers - expert_layers) * size.layer(tensor)
@@ -179,33 +188,41 @@ def _needed(
         if last:
             activations += 2 * entering  # the last norm's input and output
             # fp32, and what the output layer wrote; compiled, the gradient takes their place
-            copies = 2 if compiled else 4 if width == 4 else 6
+            copies = width if left else 4 if width == 4 else 6
             logits = tokens * size.vocabulary / tensor * copies
         weights, gradients, optimizer = (
             int(parameters * each + expert_layers * own * of_expert)
             for each, of_expert in zip(states, of_experts, strict=True)
         )
         parts = (weights, gradients, optimizer, int(activations), int(logits))
-        as_made = parameters if batch == micro * where.data else 2 * size.words()
-        beside = WORKSPACE + int(2 * as_made) if compiled else 0
-        if on_device:
+        beside = max(0.0, back - logits)  # which are gone by then
+        if how == "whole" and "bf16" in options:
+            made = parameters if batch == micro * where.data else 2 * size.words()
+            beside += WORKSPACE + 2 * made
+            if last and options.get("eval_iters") != 0:
+                other = 2 * made + logits / copies * EVALUATED
+                beside = max(beside, other - sum(parts[3:]))
+        if laid:
             largest = max(parameters / (where.data * where.context), expert_layers * own / sharers)
-            beside = max(beside, int(STEPPED * largest) - sum(parts[3:]))
-        stages.append(MemoryEstimate(*parts, beside))
+            beside = max(beside, LAID * largest - sum(parts[3:]))
+        stages.append(MemoryEstimate(*parts, int(beside)))
     return max(stages, key=lambda memory: memory.total)
 
 
-def _is_compiled(program: str, options: Mapping[str, Value], where: Layout) -> bool:
-    """Whether model and loss are compiled as one in bf16: as trainer/fast/fast.py chooses.
+def compiled(program: str, options: Mapping[str, Value], where: Layout) -> str:
+    """What torch compiles: "whole" for model and loss as one, "layers", or "" for nothing.
 
-    A single micro-batch's gradients are then kept as they were made, of several the largest: those
-    of the words, of both their uses.
+    As trainer/fast/fast.py chooses on GPUs, with Triton. Of a single micro-batch gradients are kept
+    as they were made, of several the largest: those of the words, of both their uses.
     """
-    against = {"no_fast", "num_experts", "recompute_granularity", "recompute_activations"}
-    split = (
-        where.tensor * where.pipeline > 1 or options.get("transformer_impl") == "transformer_engine"
-    )
-    return program == model.GPT and "bf16" in options and not (split or against & options.keys())
+    if program != model.GPT or "no_fast" in options:
+        return ""
+    experts = "num_experts" in options
+    grouped = where.tensor == where.context == 1 and {"swiglu", "bf16"} <= options.keys()
+    if options.get("transformer_impl") == "transformer_engine" or (experts and not grouped):
+        return ""
+    again = {"recompute_granularity", "recompute_activations"} & options.keys()
+    return "layers" if experts or again or where.tensor * where.pipeline > 1 else "whole"
 
 
 def _experts(options: Mapping[str, Value], size: ModelShape, where: Layout) -> tuple[float, int]:
@@ -220,20 +237,53 @@ def _experts(options: Mapping[str, Value], size: ModelShape, where: Layout) -> t
     return size.experts / over * size.mlp(size.expert_ffn, tensor) if size.experts else 0.0, sharers
 
 
-def _bytes_of_routed(options: Mapping[str, Value], size: ModelShape, where: Layout) -> float:
-    """Bytes that a layer with experts keeps of a token for the way back, less an MLP's.
+def rows_of_token(size: ModelShape, over: int) -> float:
+    """Rows that grouped experts over so many ranks keep for each of a rank's own tokens."""
+    return over * min(size.routed, size.experts / over) if over > 1 else size.routed
+
+
+def _bytes_of_routed(
+    options: Mapping[str, Value], size: ModelShape, where: Layout, *, grouped: bool
+) -> tuple[float, float]:
+    """Bytes that a layer with experts keeps of a token for the way back, less an MLP's; and those
+    of the way back itself, one layer's at a time.
 
     Of each of its copies: what goes into an expert and comes out, and what is inside; of the
-    router: scores, their softmax and the choice, in fp32.
+    router: scores, their softmax and the choice, in fp32. Grouped (trainer/fast/experts.py), all
+    tokens of the group are kept, and of each that could be an expert's here what the first product
+    made; on the way back there are their inputs, outputs' gradients and inputs' gradients, and
+    four times what is inside.
     """
     if not size.experts:
-        return 0.0
+        return 0.0, 0.0
     width, tensor = _width(options), where.tensor
-    own = model.whole(options, "expert_tensor_parallel_size", tensor)
     inside = 3 if size.gated else 2
+    beside = inside * (size.shared_ffn - size.ffn) * width / tensor + 3 * 4 * size.experts / tensor
+    if grouped:
+        over = model.whole(options, "expert_model_parallel_size", 1)
+        rows = rows_of_token(size, over)
+        gathered = over * size.hidden * width if over > 1 else 0
+        back = rows * width * (3 * size.hidden + 4 * size.expert_ffn) + gathered
+        return rows * (2 * size.expert_ffn * width + ROW) + gathered + beside, back
+    own = model.whole(options, "expert_tensor_parallel_size", tensor)
     copies = size.routed * width * (2 * size.hidden * own + inside * size.expert_ffn) / tensor
-    shared = inside * (size.shared_ffn - size.ffn) * width / tensor
-    return copies + shared + 3 * 4 * size.experts / tensor
+    return copies + beside, 0.0
+
+
+def _bytes_of_scores(
+    program: str,
+    options: Mapping[str, Value],
+    size: ModelShape,
+    where: Layout,
+    capability: tuple[int, int] | None,
+) -> float:
+    """Bytes of a token's scores where upstream's plain attention makes a layer's again: what the
+    product is added to, their softmax, and both gradients (core/transformer/dot_product_attention).
+    """
+    again = "recompute_activations" in options or options.get("recompute_granularity")
+    if not again or not _is_plain(program, options, capability):
+        return 0.0
+    return 4 * _width(options) * size.heads / where.tensor * size.sequence / where.context
 
 
 def _rate(options: Mapping[str, Value], dropout: str) -> float:
@@ -241,18 +291,13 @@ def _rate(options: Mapping[str, Value], dropout: str) -> float:
     return float(str(options.get(dropout, 0.1)))
 
 
-def _keeps_scores(
+def _is_plain(
     program: str, options: Mapping[str, Value], capability: tuple[int, int] | None
 ) -> bool:
-    """Whether attention keeps its sequence × sequence scores for the way back.
-
-    Our program's is torch's scaled dot product, which doesn't on any GPU; nor does selective
-    recomputing.
-    """
-    backend, granularity = options.get("attention_backend"), options.get("recompute_granularity")
-    if "recompute_activations" in options or granularity == "selective" or program == model.GPT:
-        return False
-    if "use_flash_attn" in options or backend in ("flash", "fused"):
+    """Whether attention makes sequence × sequence scores: not our program's, which is torch's
+    scaled dot product, on any GPU."""
+    backend = options.get("attention_backend")
+    if program == model.GPT or "use_flash_attn" in options or backend in ("flash", "fused"):
         return False
     slow = options.get("transformer_impl") == "local" or backend in ("unfused", "local")
     return slow or (capability is not None and capability < FLASH)
@@ -275,7 +320,9 @@ def _bytes_of_token(
     if program == model.GPT:  # it repeats grouped keys, and copies the context
         attention = 5 * heads
     inside = (attention + size.ffn * (3 if size.gated else 2)) * float(width)
-    if _keeps_scores(program, options, capability):
+    again = options.get("recompute_granularity") == "selective"  # of the scores alone
+    again |= "recompute_activations" in options
+    if _is_plain(program, options, capability) and not again:
         weights = 2 * width + 1 if _rate(options, "attention_dropout") else width
         inside += size.heads * size.sequence / where.context * weights
     return outside / undivided + inside / where.tensor

@@ -135,7 +135,8 @@ def _to_its_end(
         ended = _noted(job) or ended
     asked = bool(stopper.asked) or owner.asked_to_stop(job.run)
     why = watchdog.verdict(listeners), guard.verdict(listeners)
-    return Ending(ended, asked, follower.tail.text, *why)
+    diverged = "" if ended.code else guard.diverged(listeners)
+    return Ending(ended, asked, follower.tail.text, *why, diverged)
 
 
 def _noted(job: Job) -> ExitStatus | None:

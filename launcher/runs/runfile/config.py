@@ -272,7 +272,7 @@ class Nodes(Strict):
     min: Positive | None = None
     """The fewest nodes that the run may start or go on with, where some don't come."""
     spare: Whole = 0
-    """More nodes to ask Slurm for: of all, those that pass the look before the start take part."""
+    """Extra nodes to ask Slurm for, in place of nodes that fail the checks before the start."""
     rank: Whole = 0
     """This machine's number, 0 the first."""
     master_addr: Text | None = None
@@ -320,7 +320,7 @@ class Guard(Strict):
     threshold: NotNegative = 8.0
     """Deviations above them that make a spike."""
     max_rewinds: Whole = 3
-    """How often the run goes back to a checkpoint, each time past other batches."""
+    """How often the run may go back to a checkpoint."""
 
     @property
     def goes_back(self) -> bool:

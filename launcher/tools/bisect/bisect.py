@@ -27,11 +27,12 @@ from launcher.tools.bisect.axes import COMMIT, RELEASE, Axis, Differences
 from launcher.tools.bisect.checkouts import Checkout
 from launcher.tools.bisect.ends import End
 from launcher.tools.bisect.judge import Judge, TrialOutcome
+from launcher.tools.bisect.kept import REQUEST
 from launcher.tools.bisect.search import EndsAlikeError, Point, SearchResult, Verdict
 from launcher.tools.bisect.trial import ShortRun, Trial
 
 HERE = ("docker", "local")
-TRIALS, REQUEST = "trials.jsonl", "bisect.json"
+TRIALS = "trials.jsonl"
 
 
 class NothingFoundError(LauncherError):

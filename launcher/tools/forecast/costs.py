@@ -24,6 +24,10 @@ copies of 3.0 of 3.35 TB/s, and an all-reduce of 329 of 450 GB/s."""
 MOVED_COMPILED, MOVED_EAGER = 6.0, 12.0
 """How often the bytes that a layer keeps for the way back go to memory and come from it, in all."""
 
+MOVED_HIDDEN, MOVED_INSIDE = 14, 18
+"""How often a row of grouped experts is moved by its tokens' size, and by an expert's, there and
+back: what each product and kernel of trainer/fast/experts.py reads and writes."""
+
 SCORES = 55
 """How often upstream's plain attention moves its scores, with the second time of recomputing."""
 
@@ -57,9 +61,9 @@ CPU_TFLOPS, CPU_MEMORY = 0.05, 0.02
 """A CPU's rates in TFLOP/s and TB/s, for how its runs go with each other alone, as "cpu" above."""
 
 OFF = {
-    "kernels": (0.85, 1.06),
-    "graphed": (0.85, 1.06),
-    "compiled": (0.85, 1.06),
+    "kernels": (0.83, 1.06),
+    "graphed": (0.83, 1.06),
+    "compiled": (0.83, 1.06),
     "experts": (0.82, 1.15),
     "eager": (0.80, 1.15),
     "upstream": (0.65, 1.45),
@@ -145,6 +149,12 @@ def step(work: Work, card: GpuRates) -> StepCost | None:
     ours = how in ("kernels", *COMPILED)
     moved = MOVED_COMPILED if ours else MOVED_EAGER
     traffic = needed.activations / min(where.pipeline, count) * moved + 2 * needed.logits
+    if size.experts and how == "graphed":  # of whose rows only those that are used are moved
+        over = work.number("expert_model_parallel_size", 1)
+        inside = 2 * size.expert_ffn * memory.rows_of_token(size, over)
+        row = MOVED_HIDDEN * size.hidden + MOVED_INSIDE * size.expert_ffn
+        tokens = 2 * work.micro * size.sequence * size.expert_layers / where.pipeline
+        traffic += tokens * (size.routed * row - moved * inside)
     traffic += 3 * needed.weights + 2 * needed.gradients  # read three times, and added to
     traffic = traffic * count + 2 * (needed.weights + needed.gradients + needed.optimizer)
     if options.get("transformer_impl") == "local" and how == "upstream":
@@ -177,17 +187,15 @@ def starts(work: Work) -> str:
         return "cpu"
     if work.program != model.GPT:
         return "upstream"
-    plain = options.get("transformer_impl") == "transformer_engine" or "no_fast" in options
-    experts = "num_experts" in options
-    grouped = where.tensor == where.context == 1 and {"swiglu", "bf16"} <= options.keys()
-    if plain or (experts and not grouped):
+    how = memory.compiled(work.program, options, where)
+    if not how:
         return "eager"
     if "num_layers_per_virtual_pipeline_stage" in options or "recompute_granularity" in options:
         return "compiled"
     learned = options.get("position_embedding_type", "learned_absolute") == "learned_absolute"
     like_gpt2 = learned and "swiglu" not in options and work.kernels
-    split = where.model > 1 or experts or "fp8_format" in options
-    return "kernels" if like_gpt2 and work.precision == "bf16" and not split else "graphed"
+    one = how == "whole" and where.model == 1 and "fp8_format" not in options
+    return "kernels" if like_gpt2 and work.precision == "bf16" and one else "graphed"
 
 
 def _communication(

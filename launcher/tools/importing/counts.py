@@ -24,6 +24,9 @@ RENAMED = {
     "main_process_ip": "master_addr",
 }
 
+RANKED = re.compile(r"\b(OMPI_|PMI|SLURM_PROCID|RANK|LOCAL_RANK|WORLD_SIZE)")
+"""Variables that a starter of several processes sets for each."""
+
 
 def set_processes(sheet: Sheet, start: Start, around: ScriptContext) -> None:
     """Set gpus, nodes and max_restarts; what can't be told is said with what is taken for it."""
@@ -83,6 +86,9 @@ def _set_gpus(
         text = around.gpus or ("all" if not asked else str(usual))
     elif per_node is None and not start.starter:
         text = "1"
+        words = [*start.arguments, *start.command.env.values()]
+        for word in [one for one in words if RANKED.search(one.unknown)][:1]:
+            sheet.tell(word.line, f"{word.unknown}: gpus is taken as 1")
     if devices and len(devices.split(",")) == count:
         text = f"device={devices}"
     sheet.keys["gpus"] = yaml_text(text) if not text.isdigit() else text

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
@@ -27,6 +28,7 @@ from launcher.tools.importing.placeholders import (
     FACTS,
     MARKS,
     NUMBERS,
+    READ,
     Template,
     names_in,
     readable,
@@ -72,6 +74,7 @@ class Recording:
 
     commands: tuple[ScriptCommand, ...]
     told: tuple[Omission, ...] = ()
+    rows: tuple[str, ...] = ()
 
 
 class Sandbox(Protocol):
@@ -125,7 +128,8 @@ class Recorder:
         self._tell_files(run)
         self._tell_defaults()
         commands = self._compared(run, other, world)
-        return Recording(tuple(commands), tuple(dict.fromkeys(self.told)))
+        rows = tuple(self.call.text.splitlines())
+        return Recording(tuple(commands), tuple(dict.fromkeys(self.told)), rows)
 
     def _first(self, world: World) -> tuple[World, ScriptRun]:
         """A run in which values are numbers where they must be, and programs are there."""
@@ -134,6 +138,7 @@ class Recorder:
             numeric = placeholders.to_numbers(run.stderr, run.trace)
             programs, written = missing_paths(run)
             undecided = self._undecided(run)
+            undecided += [] if starts_program(run) else self._required(run)
             further = replace(
                 world,
                 numeric=world.numeric | numeric,
@@ -159,7 +164,7 @@ class Recorder:
             if not re.match(r"\[\[? |test |\(\( |case ", row):
                 continue
             source = self._row(line)
-            asked = {m[1] or m[2] for m in placeholders.READ.finditer(source)} & tainted
+            asked = {m[1] or m[2] for m in READ.finditer(source)} & tainted
             arguments = {shown(one, {}) for one in names_in(row)} or asked
             if not arguments:
                 continue
@@ -169,10 +174,23 @@ class Recorder:
         self.template = replace(self.template, labels={**self.template.labels, **labels})
         return [name for name in found if name not in self.given]
 
+    def _required(self, run: ScriptRun) -> list[str]:
+        """Variables that are empty, and without which the script ends itself: `${X:?}`, -z "$X"."""
+        found = re.findall(r"(?m)line \d+: (\w+): ", run.stderr)
+        for line, row in run.trace:
+            if re.match(r"(\[\[? |test ).*-z ''", row):
+                found += [match[1] or match[2] for match in READ.finditer(self._row(line))]
+        known = {*self.names, *self.given, *placeholders.OWN}
+        asked = {m[1] or m[2] for m in READ.finditer(self.call.text)} - known
+        return [name for name in dict.fromkeys(found) if name in asked]
+
     def _run(self, world: World) -> ScriptRun:
         text = self.template.text
         if world.number == 2:
             text = text.replace("@1@", "@22@")
+        for name, value in self.given.items():  # one that the script leaves empty, to be filled in
+            empty = rf"(?m)^(\s*(?:export\s+)?{re.escape(name)}=)(?:\"\"|'')?(?=\s*(?:#|$))"
+            text = re.sub(empty, lambda match: match[1] + shlex.quote(value), text)  # noqa: B023
         # A trace goes on, and where it is read beyond its end, no failure ends it.
         text = re.sub(r"(?m)^(\s*set [+-])([a-zA-Z]*x[a-zA-Z]*)", _without("x"), text)
         if world.beyond:
@@ -382,13 +400,13 @@ class Recorder:
                 continue
             row = self._row(line)
             if re.match(r"case .* in$", text):
-                differs = any(name in tainted for name, *_ in placeholders.READ.findall(text))
+                differs = any(name in tainted for name, *_ in READ.findall(text))
             elif not re.match(r"\[\[? |test |\(\( ", text):
                 continue
             unset = next((n for n in self.tested if re.search(rf"\b{n}\b", row)), "")
             missing = re.search(r"-[defrsxL] (/\S+|'/[^']+')", text)
             if differs:
-                read = [m[1] or m[2] for m in placeholders.READ.finditer(row)]
+                read = [m[1] or m[2] for m in READ.finditer(row)]
                 named = names_in(text) or [name for name in read if name in tainted]
                 names = [shown(n, self.template.labels) for n in dict.fromkeys(named)]
                 what = ", ".join(names) or "what isn't given"

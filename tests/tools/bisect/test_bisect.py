@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from launcher.base import files
 from launcher.base.errors import UsageError
 from launcher.base.screen import Progress
 from launcher.cli import main
@@ -94,6 +95,22 @@ def test_it_goes_on_where_it_was_killed(trials: Trials) -> None:
     assert found()["trials"] == len(trials.made)
     found(replace(REQUEST, fresh=True))
     assert len(trials.made) == 2 * wanted
+
+
+def test_its_folder_is_pruned_unless_somebody_is_at_it(
+    trials: Trials, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`runs prune` left them for ever: they have no run's record."""
+    folder = record.folder(found()["folder"])
+    (folder.parent / "bisect-of-mine").mkdir()
+    with files.folder_lock(folder):
+        assert main(["runs", "prune", "--state", "finished"]) == 0
+    assert folder.exists()
+    assert main(["runs", "prune", "--keep", "1"]) == 0
+    assert folder.exists()
+    assert main(["runs", "prune", "--state", "finished"]) == 0
+    assert sorted(path.name for path in folder.parent.glob("bisect*")) == ["bisect-of-mine"]
+    assert folder.name in capsys.readouterr().out
 
 
 def test_a_line_that_was_cut_off_is_tried_again(trials: Trials) -> None:

@@ -68,7 +68,7 @@ def test_a_run_ends_with_a_bisect_that_is_killed() -> None:
         assert process.stdout
         assert process.stdout.readline() == b"1\n"
         process.kill()
-        assert process.communicate(timeout=60) == (b"", None)
+        assert process.communicate(timeout=300) == (b"", None)
 
 
 @pytest.fixture
