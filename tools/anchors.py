@@ -1,4 +1,4 @@
-"""Writes the anchors of known failures: `python3 -m tools.anchors`.
+"""The anchors of known failures, which `python3 -m tools.failures` writes.
 
 An anchor is a text that stands in whatever an expression matches. They are read from the parsed
 expressions of launcher/runs/explain/known/; launcher/runs/explain/anchors.json is written anew.
@@ -158,5 +158,6 @@ def _expression(tree: dict[str, Any]) -> str:
     return f"(?:{'|'.join(branches)})" if len(branches) > 1 else branches[0]
 
 
-if __name__ == "__main__":
+def write() -> None:
+    """Write the file beside the rows."""
     ANCHORS.write_text(json.dumps(index(), indent=0, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -330,7 +330,7 @@ def test_what_is_given_is_taken() -> None:
 
 def test_what_is_given_fills_what_the_script_leaves_empty() -> None:
     """DATA_PATH="" is there to be filled in, and was "data.path doesn't take it"."""
-    text = "export D=\"\"\nS= # here\nE=''x\ntorchrun a.py --save $S --load \"$D\" --seed $E\n"
+    text = 'export D=""\nS= # here\nE=\'\'x\ntorchrun a.py --save $S --load "$D" --seed $E\n'
     found = read(text, D="/d d", S="/s", E="3")
     assert "save: /s\n" in found.text
     assert "load: /d d\n" in found.text
