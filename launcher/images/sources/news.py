@@ -14,6 +14,7 @@ from functools import partial
 from packaging.utils import parse_sdist_filename, parse_wheel_filename
 from packaging.version import Version
 
+from launcher.agent.series import numbers
 from launcher.base.errors import BuildError, LauncherError
 from launcher.base.reference import parse_reference
 from launcher.base.settings import Settings
@@ -87,11 +88,6 @@ def look(matrix: Matrix, site: Settings) -> list[UpstreamNews]:
     places = [*_of_releases(matrix, site), *_of_images(matrix, site), *_of_extensions(matrix, site)]
     with ThreadPoolExecutor(AT_A_TIME) as pool:
         return [*pool.map(_Place.news, places)]
-
-
-def numbers(text: str) -> tuple[int, ...]:
-    """The numbers in a tag or version, by which it is compared."""
-    return tuple(map(int, NUMBERS.findall(text)))
 
 
 def shape_of(tag: str) -> str:
