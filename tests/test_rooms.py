@@ -7,6 +7,7 @@ import builtins
 import pickle
 import re
 import subprocess
+import sys
 import tarfile
 from collections.abc import Iterator
 from graphlib import TopologicalSorter
@@ -84,6 +85,16 @@ def test_what_travels_with_a_run_imports_what_travels_too() -> None:
         for other in imported(path)
     }
     assert found == {"agent", "trainer", "base.files", "base.owned"}
+
+
+def test_what_starts_a_run_leaves_the_builders_modules_alone() -> None:
+    """The documents beside an image took with them all that builds one: a tenth of a launch."""
+    start = "from launcher.runs.follow import start; from launcher.images.builder import beside"
+    code = f"import sys; {start}; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    here = {name for name in done.stdout.split() if name.startswith("launcher.images.")}
+    assert not {name for name in here if name.split(".")[2] in ("sources", "carry")}
+    assert "launcher.images.builder.context" not in here
 
 
 def test_no_circles_of_modules() -> None:

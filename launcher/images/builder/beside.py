@@ -17,12 +17,12 @@ from pydantic import AliasPath, BaseModel, Field, ValidationError, model_validat
 from launcher.base import files, owned
 from launcher.base.errors import BuildError, UsageError, first_fault
 from launcher.base.settings import Settings
-from launcher.images.builder import attest
-from launcher.images.builder.attest import ImageRecord
 from launcher.images.oci.container import container_of, copy_out
 
 if TYPE_CHECKING:
     from docker import DockerClient
+
+    from launcher.images.builder.attest import ImageRecord
 
 PROVENANCE = "provenance.json"
 SBOM = "sbom.cdx.json"
@@ -95,9 +95,10 @@ def folder(image: str, site: Settings) -> Path:
 
 def keep(made: ImageRecord, packages: Mapping[str, str], site: Settings) -> None:
     """Write provenance, SBOM and all `packages` of an image beside it, each whole or not at all."""
+    from launcher.images.builder.attest import provenance
     from launcher.images.builder.sbom import sbom
 
-    statement = json.dumps(attest.provenance(made), indent=2, sort_keys=True) + "\n"
+    statement = json.dumps(provenance(made), indent=2, sort_keys=True) + "\n"
     listed = json.dumps({"image": made.id, "packages": packages}, indent=2, sort_keys=True) + "\n"
     documents = (statement, sbom(made), listed)
     put({name: text.encode() for name, text in zip(NAMES, documents, strict=True)}, made.id, site)
