@@ -94,8 +94,11 @@ def test_what_was_packed_is_what_is_taken(
 def test_the_same_inputs_in_another_order_and_cache_are_the_same_bytes(
     folder: Path, fetched: FetchedInputs, empty_site: Settings, tmp_path: Path
 ) -> None:
-    there = elsewhere(empty_site, tmp_path)
-    bundle.take_bundle(folder, bundle.check_bundle(folder, QUIET), there, QUIET)
+    """Sets have another order in another process."""
+    index, there = bundle.check_bundle(folder, QUIET), elsewhere(empty_site, tmp_path)
+    for listed in ([one.path for one in index.files], *(one.names for one in index.images)):
+        assert [*listed] == sorted(listed)
+    bundle.take_bundle(folder, index, there, QUIET)
     own = replace(fetched.commits[0], repository=next((there.cache / "git").iterdir()))
     again = FetchedInputs(
         fetched.recipe,
