@@ -13,15 +13,24 @@ import shutil
 import tarfile
 import zlib
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Annotated
 from urllib.parse import parse_qs, unquote, urldefrag, urljoin, urlsplit
 from urllib.request import url2pathname
 
-from packaging.utils import InvalidSdistFilename, canonicalize_name, parse_sdist_filename
+from packaging.specifiers import SpecifierSet
+from packaging.utils import (
+    InvalidSdistFilename,
+    InvalidWheelFilename,
+    canonicalize_name,
+    parse_sdist_filename,
+    parse_wheel_filename,
+)
 from packaging.version import InvalidVersion, Version
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
 from launcher.base import owned
 from launcher.base.errors import BuildError, first_fault
@@ -41,6 +50,7 @@ class IndexFile(BaseModel):
     filename: str
     url: str
     hashes: dict[str, str] = {}
+    requires_python: Annotated[str | None, Field(alias="requires-python")] = None
 
 
 class _Page(BaseModel):
@@ -88,6 +98,24 @@ def download(
         f"{project} {version}: no index of pip's configuration gives its sdist\n{said}",
         fetch.remedy_if_full(said) or "`pip config list` shows them; PIP_INDEX_URL names another.",
     )
+
+
+def newest(pip: Pip, project: str, python: str) -> Version | None:
+    """The newest release of a project for a Python, where no index has a wheel of it; else None."""
+    sdists, wheels = set[Version](), set[Version]()
+    for page in pip.pages(project):
+        with suppress(OSError, ValueError):
+            for file in pip.listed(page):
+                with suppress(InvalidSdistFilename, InvalidWheelFilename, ValueError):
+                    if file.filename.endswith(".whl"):
+                        name, version, *_ = parse_wheel_filename(file.filename)
+                        wheels |= {version} if name == project else set()
+                    elif SpecifierSet(file.requires_python or "").contains(python):
+                        name, version = parse_sdist_filename(file.filename)
+                        sdists |= {version} if name == project else set()
+    final = [one for one in sdists | wheels if not one.is_prerelease]
+    last = max(final, default=None)
+    return last if last not in wheels else None
 
 
 def epoch_of(archive: Path, project: str, version: str) -> int:
