@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
-from packaging.version import InvalidVersion, Version
+from packaging.version import Version
 
 NAME = r"[a-z0-9][a-z0-9._-]*"
 ONE = r"(?:[<>=!~]=?|===)[\w.*+!-]*[\w*]"
@@ -60,8 +60,10 @@ def clash_in(said: str, there: Mapping[str, str], limits: Sequence[str] = ()) ->
     if found:
         return max(found)[-1]
     for claim in claims:
-        if claim.name in bounds and not _is_one_of(claim.limit, bounds[claim.name]):
-            return f"{claim}, and here it is limited to {claim.name}{bounds[claim.name]}"
+        bound = bounds.get(claim.name, claim.limit)
+        one_fits = claim.limit.startswith("==") and overlap(claim.limit, bound)
+        if claim.limit not in ("", bound) and not one_fits:
+            return f"{claim}, and here it is limited to {claim.name}{bound}"
     if absent := ABSENT.search(text):
         return f"no index has {absent[1]}{absent[2]}"
     if lacking:
@@ -88,7 +90,7 @@ def _against(
     """What a claim can't be met for, as the end of a sentence; "" where nothing is against it."""
     name = claim.name
     if name in there:
-        fits = _is_within(there[name], claim.limit)
+        fits = overlap(f"=={there[name]}", claim.limit)
         return "" if fits else f", and the base has {name} {there[name]}"
     for other in claims:
         if other.name == name and not overlap(claim.limit, other.limit):
@@ -110,22 +112,8 @@ def overlap(one: str, other: str) -> bool:
     named = re.findall(r"[\w.+!-]*\w", f"{one},{other}")
     try:
         both = SpecifierSet(f"{one},{other}".strip(","))
-        tried = [Version(text) for v in named for text in (v, f"{v.partition('+')[0]}.0.0.1")]
+        bounds = [Version("0"), *map(Version, named)]
     except ValueError:
         return True
-    return any(both.contains(version, prereleases=True) for version in [Version("0"), *tried])
-
-
-def _is_within(version: str, limit: str) -> bool:
-    try:
-        return SpecifierSet(limit).contains(Version(version), prereleases=True)
-    except (InvalidVersion, ValueError):
-        return True
-
-
-def _is_one_of(limit: str, bound: str) -> bool:
-    """Whether a limit is none, the bound itself, or one version within the bound."""
-    exact = limit.removeprefix("==")
-    return limit in ("", bound) or (
-        exact != limit and "*" not in exact and _is_within(exact, bound)
-    )
+    above = (Version(f"{one.base_version}.0.0.1") for one in bounds)
+    return any(both.contains(version, prereleases=True) for version in (*bounds, *above))

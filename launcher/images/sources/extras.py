@@ -243,10 +243,12 @@ def _check_newest(made: Recipe, pins: Sequence[str], site: Settings) -> None:
 
     Without a word, deepspeed would be the last one with a wheel, 0.3.1.dev3 of 2020.
     """
-    pip, chosen = index.Pip.configured(site), pinned_versions(pins)
+    chosen = pinned_versions(pins)
     for one in map(Requirement, made.extras.packages):
         name = canonicalize_name(one.name)
-        newest = index.newest(pip, name, made.row.python) if name in chosen else None
+        if name not in chosen:
+            continue
+        newest = index.newest_without_wheel(name, made.row.python, site)
         if newest and Version(chosen[name]) < newest and one.specifier.contains(newest):
             raise BuildError(
                 f"{name} {newest}, the newest, {NO_WHEEL}; the newest with one is {chosen[name]}",

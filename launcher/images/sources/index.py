@@ -24,7 +24,6 @@ from urllib.request import url2pathname
 from packaging.specifiers import SpecifierSet
 from packaging.utils import (
     InvalidSdistFilename,
-    InvalidWheelFilename,
     canonicalize_name,
     parse_sdist_filename,
     parse_wheel_filename,
@@ -100,22 +99,37 @@ def download(
     )
 
 
-def newest(pip: Pip, project: str, python: str) -> Version | None:
-    """The newest release of a project for a Python, where no index has a wheel of it; else None."""
-    sdists, wheels = set[Version](), set[Version]()
+def newest_without_wheel(project: str, python: str, site: Settings) -> Version | None:
+    """The newest final release for a Python, where no index has a wheel of it; else None."""
+    with suppress(BuildError, ValueError):
+        found = [*files_of(project, site)]
+        wheels = {version for version, file in found if file.filename.endswith(".whl")}
+        fits = (v for v, file in found if SpecifierSet(file.requires_python or "").contains(python))
+        newest = max((one for one in fits if not one.is_prerelease), default=None)
+        return None if newest in wheels else newest
+    return None
+
+
+def files_of(project: str, site: Settings) -> Iterator[tuple[Version, IndexFile]]:
+    """The wheels and sdists of a project, as pip's indexes list them, with their versions.
+
+    Raises BuildError, after the last, where no index lists any.
+    """
+    pip, found, reasons = Pip.configured(site), False, []
     for page in pip.pages(project):
-        with suppress(OSError, ValueError):
+        try:
             for file in pip.listed(page):
-                with suppress(InvalidSdistFilename, InvalidWheelFilename, ValueError):
-                    if file.filename.endswith(".whl"):
-                        name, version, *_ = parse_wheel_filename(file.filename)
-                        wheels |= {version} if name == project else set()
-                    elif SpecifierSet(file.requires_python or "").contains(python):
-                        name, version = parse_sdist_filename(file.filename)
-                        sdists |= {version} if name == project else set()
-    final = [one for one in sdists | wheels if not one.is_prerelease]
-    last = max(final, default=None)
-    return last if last not in wheels else None
+                is_wheel = file.filename.endswith(".whl")
+                parse = parse_wheel_filename if is_wheel else parse_sdist_filename
+                with suppress(ValueError):
+                    name, version = parse(file.filename)[:2]
+                    if name == project:
+                        found = True
+                        yield version, file
+        except (OSError, ValueError) as error:
+            reasons.append(f"{page}: {error}")
+    if not found:
+        raise BuildError("; ".join(reasons) or "no index of pip's configuration lists it")
 
 
 def epoch_of(archive: Path, project: str, version: str) -> int:

@@ -277,6 +277,8 @@ def test_the_two_that_clash_are_named_in_a_sentence(said: str, told: str | None)
         (">2", "", True),
         (">5.20", "<5.20", False),
         ("==1.0+cu12", "==1.0", True),
+        ("==2.5.0a0+e0.nv24.10", ">=2.6", False),
+        (">2.5.0a0", "<2.6", True),
     ],
 )
 def test_two_specifiers_that_no_version_meets(one: str, other: str, both: bool) -> None:
