@@ -276,15 +276,11 @@ def raise_standard(source: Path) -> None:
     asked = re.search(r"#error C\+\+(\d+)", header.read_text()) if header else None
     if asked is None:
         return
-    for script in source.rglob("*.py"):
+    least = asked[1].encode()
+    for script in filter(Path.is_file, source.rglob("*.py")):
         text = script.read_bytes()
-        raised = re.sub(
-            rb"-std=c\+\+(1[147])\b",
-            lambda own: b"-std=c++%d" % max(int(own[1]), int(asked[1])),
-            text,
-        )
-        if raised != text:
-            script.write_bytes(raised)
+        raised = re.sub(rb"-std=c\+\+(1[147])\b", lambda m: b"-std=c++" + max(m[1], least), text)
+        script.write_bytes(raised)
 
 
 def compiling(record: dict[str, Any]) -> dict[str, str]:

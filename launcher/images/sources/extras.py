@@ -107,17 +107,10 @@ def settled(
         lock = resolve_lock(made, matrix, on, site)
         progress.close()
         at = keep_text(dump(lock), path_of(made), site)
-        progress.note(f"{made.tag}: the extras are locked in {at}: {_versions(lock)}")
+        asked = {canonicalize_name(Requirement(one).name) for one in lock.requirements}
+        found = (f"{n} {v}" for n, v in pinned_versions(lock.pins).items() if n in asked)
+        progress.note(f"{made.tag}: the extras are locked in {at}: {', '.join(found)}")
     return with_lock(made, lock)
-
-
-def _versions(lock: ExtrasLock) -> str:
-    """The versions of what was asked for, and the number of packages that come with it."""
-    found = pinned_versions(lock.pins)
-    asked = {canonicalize_name(Requirement(one).name) for one in lock.requirements} & {*found}
-    return ", ".join(f"{one} {found[one]}" for one in sorted(asked)) + (
-        f", and {more} more" if (more := len(found) - len(asked)) else ""
-    )
 
 
 def path_of(made: Recipe) -> Path:

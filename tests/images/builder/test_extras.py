@@ -215,7 +215,10 @@ LACKING = "has no wheel for this Python and platform, and none is compiled here"
     [
         ("Because all versions of ssm have no usable wheels and you require ssm", f"ssm {LACKING}"),
         ("Because foo was not found in the package registry", "no index has a package foo"),
-        ("Because there is no version of foo==99 and you require foo==99,", "no index has foo==99"),
+        (
+            "Because there is no version of foo==99 and you require foo==99,",
+            "no index has a package foo==99",
+        ),
         ("Because you require a<1 and you require a>2", None),
         (  # of an end of a sentence that was taken for a version, the launcher fell
             "all of: opt[all]>=0.4,<=0.4.1rc3 depend on opt>=0.4,<=0.4.1rc3. Because opt[all]==0.3 "
