@@ -47,9 +47,11 @@ MOST_RECORDS = 1000
 MOST_WORDS = 300_000
 """Of all that a script starts, with each command's environment."""
 PER_JOB = (
-    "SLURM_JOB_ID SLURM_JOBID SLURM_JOB_NAME SLURM_JOB_USER SLURM_SUBMIT_DIR SLURM_ARRAY_TASK_ID "
-    "SLURM_JOB_PARTITION SLURM_JOB_ACCOUNT PBS_JOBID PBS_O_WORKDIR PBS_JOBNAME LSB_JOBID JOB_ID"
+    "SLURM_JOB_ID SLURM_JOBID SLURM_JOB_NAME SLURM_JOB_USER SLURM_ARRAY_TASK_ID "
+    "SLURM_JOB_PARTITION SLURM_JOB_ACCOUNT PBS_JOBID PBS_JOBNAME LSB_JOBID JOB_ID"
 ).split()
+FOLDERS = ("SLURM_SUBMIT_DIR", "PBS_O_WORKDIR")
+"""Where the job is submitted from, which is where the launcher is started."""
 NODE_LISTS = ("SLURM_JOB_NODELIST", "SLURM_NODELIST")
 DATES = ("2001-01-02 03:04:05", "2031-12-30 23:58:59")
 RANKS = (
@@ -106,7 +108,9 @@ class Recorder:
         self.template: Template = placeholders.filled(call.text.replace("\r\n", "\n"))
         needed, self.tested = placeholders.unset_variables(f"{call.text}\n{call.called}")
         known = {*machine.variables, *given}
-        known |= {*PER_JOB, *RANKS, *NODE_LISTS, "PBS_NODEFILE"} if machine.batch else set()
+        known |= (
+            {*PER_JOB, *FOLDERS, *RANKS, *NODE_LISTS, "PBS_NODEFILE"} if machine.batch else set()
+        )
         self.names = [name for name in needed if name not in known]
         self.tested = [name for name in self.tested if name not in known]
         self.told: list[Unfollowed] = []
@@ -186,11 +190,12 @@ class Recorder:
 
     def _run(self, world: World) -> ScriptRun:
         text = self.template.text
-        if world.number == 2:
-            text = text.replace("@1@", "@22@")
-        for name, value in self.given.items():  # one that the script leaves empty, to be filled in
-            empty = rf"(?m)^(\s*(?:export\s+)?{re.escape(name)}=)(?:\"\"|'')?(?=\s*(?:#|$))"
-            text = re.sub(empty, lambda match: match[1] + shlex.quote(value), text)  # noqa: B023
+        for name, value in self.given.items():  # what the script leaves to be filled in
+            open_ = r"(?:\"\"|''|/@1@/FILL\d+@1@)?(?=\s*(?:#|$))"
+            put = shlex.quote(value).replace("\\", r"\\")
+            text = re.sub(rf"(?m)^(\s*(?:export\s+)?{name}=){open_}", rf"\g<1>{put}", text)
+        for name in self.template.labels:
+            text = text.replace(token(name, 1), self._value(name, world))
         # A trace goes on, and where it is read beyond its end, no failure ends it.
         text = re.sub(r"(?m)^(\s*set [+-])([a-zA-Z]*x[a-zA-Z]*)", _without("x"), text)
         if world.beyond:
@@ -238,6 +243,7 @@ class Recorder:
         jobs = dict[str, str]()
         if machine.batch:
             jobs = {name: self._value(name, world) for name in PER_JOB}
+            jobs |= dict.fromkeys(FOLDERS, str(self.call.cwd))
             jobs |= dict.fromkeys(RANKS, "1" if world.only == "RANK" else "0")
             jobs |= {
                 name: str(4242421 + second("SLURM_JOB_ID"))
