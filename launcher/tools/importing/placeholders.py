@@ -33,7 +33,8 @@ YOURS = re.compile(r"""(?i)(?<==)(["'])\s*your[ _-][^"'\n$`\\]*\1""")
 MARKS = ("1", "22")
 TOKEN = re.compile(r"/@(?:1|22)@/(\w+)@(?:1|22)@")
 PART = re.compile(r"@(?:1|22)@")
-NUMBERS = ("8", "16")
+NUMBER, SMALL, LARGE = "8", "1", "16"
+"""A count that isn't known; and in the second run, one with which other branches are taken."""
 FACTS = {
     "DATE": "the date",
     "OUT": "what a command prints",
