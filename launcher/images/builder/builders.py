@@ -223,6 +223,8 @@ class BuildkitSteps:
             self._lines.setdefault(number, deque(maxlen=KEPT))
         elif number in self._texts:
             self._read_step(number, rest)
+        elif rest.startswith("ERROR: "):  # of the export, whose step has no text
+            self.error = rest.removeprefix("ERROR: ")
 
     def lines_of_failed(self) -> list[str]:
         """The last lines of the step that failed."""
@@ -245,13 +247,11 @@ class BuildkitSteps:
 def failure(reason: str, lines: list[str]) -> BuildError:
     """The error of a failed build, with the last lines of the failing step."""
     text = "\n".join([f"the build failed: {reason.strip()}", *(f"  | {line}" for line in lines)])
-    full = "no space left on device" in text.lower()
-    return BuildError(
-        text,
-        "The engine's disk is full: free some with `docker system prune`."
-        if full
-        else remedy_if_foreign(text),
-    )
+    if "no space left on device" in text.lower():
+        return BuildError(text, "The engine's disk is full: free some with `docker system prune`.")
+    if "layer does not exist" in text:
+        return BuildError(text, "The engine's build cache has lost it: `docker builder prune`.")
+    return BuildError(text, remedy_if_foreign(text))
 
 
 def read_line(line: str, progress: Progress) -> None:

@@ -69,6 +69,14 @@ def test_buildkit_s_steps_side_by_side() -> None:
     assert "torch" not in str(error)
 
 
+def test_why_an_export_failed_is_said() -> None:
+    """ "The engine gave no reason", where its cache had lost a layer."""
+    steps = builders.BuildkitSteps(Progress(io.StringIO()))
+    for line in ("#22 exporting to image", "#22 ERROR: layer does not exist", "------"):
+        steps.read(line)
+    assert "docker builder prune" in str(builders.failure(steps.error, []).remedy)
+
+
 PODMAN = """\
 [1/4] STEP 1/12: FROM base AS wheel
 [1/4] STEP 10/12: COPY wheels/runtime/ wheels/runtime/

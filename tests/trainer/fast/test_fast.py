@@ -211,7 +211,7 @@ torch.distributed.destroy_process_group()
 
 
 def test_a_distributed_optimizer_is_laid_out_in_four_bytes_more(tmp_path: Path) -> None:
-    """It took 14 beside the 18 that it has, of what is on the GPU at a time: 26 GiB of llama3-8b."""
+    """It took 14 beside the 18 that it has: 26 GiB of llama3-8b."""
     needs((SHARED,))
     (script := tmp_path / "laid.py").write_text(LAID)
     wide = ("--hidden-size", "128", "--vocab-size", "4096", "--bf16", SHARED)
