@@ -156,7 +156,7 @@ def _needed(
     undivided = tensor if "sequence_parallel" in options else 1  # what TP alone leaves whole
     layers = size.layers / where.pipeline
     expert_layers = size.expert_layers / where.pipeline
-    own, sharers = _experts(options, size, where)
+    own, sharers = experts(options, size, where)
     of_experts = bytes_of_states(program, options, sharers) or states
     entering = tokens * size.hidden * width / undivided  # bytes of what goes into a layer
     whole = tokens * _bytes_of_token(program, options, size, where, capability, undivided)
@@ -225,7 +225,7 @@ def compiled(program: str, options: Mapping[str, Value], where: Layout) -> str:
     return "layers" if experts or again or where.tensor * where.pipeline > 1 else "whole"
 
 
-def _experts(options: Mapping[str, Value], size: ModelShape, where: Layout) -> tuple[float, int]:
+def experts(options: Mapping[str, Value], size: ModelShape, where: Layout) -> tuple[float, int]:
     """The experts' parameters of a layer that a process has, and the processes with the same ones.
 
     Experts are split over tensor parallelism of their own, where that is given, in place of the
