@@ -41,7 +41,11 @@ def of_request(
     with suppress(EngineError):  # where that matters, assemble raises it
         visible = visible or gather.visible(counted(asked.config, chosen), chosen)
     planned = assemble(asked, chosen, new_stamp(), dry=True, visible=visible)
-    return of_planned(planned, chosen, visible, network), planned
+    found = of_planned(planned, chosen, visible, network)
+    if gpu and found.work.on_cpu:
+        why = f"what it takes on {gpu}: it runs on the CPU, unless --gpus gives it some"
+        found = replace(found, unknown=(why, *found.unknown))
+    return found, planned
 
 
 def of_planned(
