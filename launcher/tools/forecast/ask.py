@@ -43,7 +43,7 @@ def of_request(
     planned = assemble(asked, chosen, new_stamp(), dry=True, visible=visible)
     found = of_planned(planned, chosen, visible, network)
     if gpu and found.work.on_cpu:
-        why = f"what it takes on {gpu}: it runs on the CPU, unless --gpus gives it some"
+        why = f"what it takes on {gpu}: with gpus: 0 it runs on the CPU"
         found = replace(found, unknown=(why, *found.unknown))
     return found, planned
 
