@@ -38,6 +38,7 @@ from launcher.tools.importing.starts import as_options
 SUFFIXES = (".sh", ".sbatch", ".slurm", ".pbs", ".job")
 GOES_WITHOUT = [("--distributed-backend", ["nccl"])]
 SIZES = ("--num-layers", "--hidden-size")
+"""T5 names its layers with encoder- before."""
 
 
 def main(arguments: list[str]) -> int:
@@ -134,7 +135,7 @@ def _kind(done: ImportResult) -> tuple[str, list[str]]:
     needs = [left.what for left in done.told if left.what.startswith("to be given: ")]
     names = [text[len("to be given: ") :].partition(" (")[0] for text in needs]
     options = {name for name, values in as_options(done.start.arguments) if values}
-    if not options.issuperset(SIZES):
+    if not {one.replace("--encoder-num", "--num") for one in options}.issuperset(SIZES):
         return "no sizes", names
     if not names and not done.wrong:
         return "as it is", names

@@ -206,7 +206,7 @@ class Run:
     def metrics(self, kind: str = plot.STEP) -> list[dict[str, Any]]:
         """The metrics of its log: steps or validations, in which each iteration counts once.
 
-        Of other kinds ("memory", "alarm") every line is returned. docs/records.md has the keys.
+        Of other kinds ("memory", "alarm") every line is returned. docs/watching.md has the keys.
         """
         found = plot.read_metrics(self.id)
         if kind in (plot.STEP, plot.VALIDATION):

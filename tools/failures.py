@@ -13,17 +13,18 @@ HEAD = """\
 # Known failures
 
 For people with a failed run: what failed, by family, and what mends it. The end of a failed run
-names a cause of this page. `launcher explain` finds one in any training's log, from a run, a file
-or standard input; `--json` is for programs.
+names a cause of this page. `launcher explain` finds one in any training's log: of a run, from a
+file or from standard input.
 
 ```sh
 launcher explain slurm-4711.out
 ```
 
 Of several causes in a log, the first one is reported. A line marked with * counts only where no
-other cause is in the log, since ranks also write it when another rank has failed. Here stands what
-to do first; `launcher explain` prints the rest, too.
+other cause is in the log, since ranks also write it when another rank has failed. The table has
+what to do first; `launcher explain` prints all.
 """
+LONG = 10  # words
 TABLE = "| what failed (since) | what to do first |\n|---|---|\n"
 
 
@@ -36,8 +37,15 @@ def page() -> str:
 
 def _row(known: Failure) -> str:
     since = "" if known.since == "any" else f" ({known.since})"
-    cells = (f"{known.name}{'*' * known.follows}{since}", known.cure.partition("; ")[0])
+    cells = (f"{known.name}{'*' * known.follows}{since}", _first(known.cure))
     return "".join(f"| {cell.replace('|', chr(92) + '|')} " for cell in cells) + "|\n"
+
+
+def _first(cure: str) -> str:
+    """What to try first of a cure; of a long one without the last alternative."""
+    clause = cure.partition("; ")[0]
+    head, _, other = clause.rpartition(", or ")
+    return head if head and len(clause.split()) > LONG and not {*other} & {*",):"} else clause
 
 
 if __name__ == "__main__":

@@ -111,7 +111,9 @@ def main(argv: list[str]) -> int:
         args = parser(argv).parse_args(argv or ["--help"])
         args.given, args.rest = argv, rest
         _see_home()
-        return find_command(args.command)(args)
+        code = find_command(args.command)(args)
+        print(end="", flush=True)  # where a reader that has gone is noticed
+        return code
     except LauncherError as error:
         print(f"launcher: {error}", file=sys.stderr)
         return error.exit_code
@@ -234,7 +236,7 @@ def _brought() -> EntryPoints:
     return entry_points(group=GROUP)
 
 
-class Parser(argparse.ArgumentParser):
+class CommandParser(argparse.ArgumentParser):
     """An ArgumentParser whose errors name the usage of the command that the words are for."""
 
     _words: Sequence[str] = ()
@@ -286,7 +288,7 @@ class Parser(argparse.ArgumentParser):
 
 def parser(argv: Sequence[str] | None = None) -> argparse.ArgumentParser:
     """The parser of the command that `argv` begins with; of all, in full where there is no argv."""
-    parser = Parser(
+    parser = CommandParser(
         prog="launcher",
         description="Reproducible Megatron-LM images, and a launcher for training runs in them.",
         epilog=EXIT_CODES,
@@ -297,7 +299,7 @@ def parser(argv: Sequence[str] | None = None) -> argparse.ArgumentParser:
     first = "--help" if argv is not None and not argv else (argv or [""])[0]
     listed = first in ("-h", "--help")
     # None of those that are listed is called, and each looks for translations on the disk.
-    kind: Any = (lambda **_: parser) if listed else Parser
+    kind: Any = (lambda **_: parser) if listed else CommandParser
     commands = parser.add_subparsers(
         dest="command", metavar="COMMAND", required=True, parser_class=kind
     )

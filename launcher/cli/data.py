@@ -50,7 +50,7 @@ READ = (
     argument("inputs", "files, 'patterns*', - for standard input", "INPUT", nargs="*"),
     argument(
         "--input",
-        "the same; read after those",
+        "further files",
         "INPUT",
         dest="more",
         nargs="+",
@@ -116,9 +116,9 @@ def a_path(text: str) -> Path:
         "OPTION",
         action="append",
     ),
-    argument("--partitions", "upstream's; the order stays the inputs'", "N", type=int),
-    flag("--keep-sequential-samples", "upstream's; they are, always"),
-    argument("--log-interval", "upstream's; a line each five seconds", "N", type=int),
+    argument("--partitions", "upstream's; no effect", "N", type=int),
+    flag("--keep-sequential-samples", "upstream's; no effect: samples stay in order"),
+    argument("--log-interval", "upstream's; no effect", "N", type=int),
 )
 def tokenize(args: Namespace) -> int:
     """Make .bin and .idx of JSON, csv, parquet, Arrow or plain text, packed or not."""

@@ -84,8 +84,7 @@ def render(args: Namespace) -> int:
     root, beside = (args.output or site.written).absolute(), site.matrix.parent
     files = render.render_all(matrix, load_lock(), root, beside)
     files |= compose_examples.files(matrix, root)
-    expected = {Cell(tag, row.megatron): row.expected for tag, row in matrix.rows.items()}
-    files |= html.rendered(root, expected)
+    files |= html.rendered(root, [Cell(tag, row.megatron) for tag, row in matrix.rows.items()])
     changed = render.drift(files, root)
     if not args.check:
         render.write(files, root)
@@ -146,7 +145,7 @@ def news(args: Namespace) -> int:
     return 1 if args.check and any(one.new for one in found) else 0
 
 
-LABELS = "takes rows with CUDA{}, such as self-hosted,gpu; without it they are left out"
+LABELS = "the runner of rows with CUDA{}: self-hosted,gpu; without it they are left out"
 
 
 @command(

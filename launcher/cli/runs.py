@@ -7,7 +7,7 @@ import sys
 from argparse import Namespace
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from datetime import timezone, tzinfo
+from datetime import datetime, timezone, tzinfo
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
@@ -134,16 +134,17 @@ def _number(what: str) -> Callable[[str], int]:
 def logs(args: Namespace) -> int:
     """Print what a run has written, also after its end.
 
-    A line without a time has that of the last one before it.
+    A line without a time has that of the last one before it, or of the run's start.
     """
     from launcher.runs.follow import lines
     from launcher.runs.follow.live import write
 
-    start = lines.parse_since(args.since, _zone(args.run)) if args.since else None
+    zone, created = _times(args.run)
+    start = lines.parse_since(args.since, zone) if args.since else None
 
     def chosen(follow: bool) -> Iterator[tuple[bool, bytes]]:
         found = lines.lines(_written(args.run, follow=follow))
-        return lines.since(found, start) if start else found
+        return lines.since(found, start, begun=created >= start) if start else found
 
     if args.tail is None:
         found = chosen(args.follow) if start else _written(args.run, follow=args.follow)
@@ -156,14 +157,16 @@ def logs(args: Namespace) -> int:
     return 0
 
 
-def _zone(run: str) -> tzinfo | None:
-    """The time zone of a run's log: a container's is UTC; None is this machine's."""
+def _times(run: str) -> tuple[tzinfo | None, datetime]:
+    """The time zone of a run's log, None for this machine's, and when the run was started in it."""
     from launcher.runs.backends import backend
     from launcher.runs.records import record
 
     with suppress(LauncherError):
-        return timezone.utc if backend(record.find(run).backend).contained else None
-    return timezone.utc
+        kept = record.find(run)
+        zone = timezone.utc if backend(kept.backend).contained else None
+        return zone, datetime.fromisoformat(kept.created).astimezone(zone).replace(tzinfo=None)
+    return timezone.utc, datetime.min
 
 
 @command(

@@ -50,7 +50,7 @@ FOLLOWED = (
     argument("config", "a run file, or the name of a preset: gpt2.yaml", "CONFIG"),
     GPUS,
     PROCESSES,
-    argument("--nodes", "how many machines: compose has them all on this one", "N", type=int),
+    argument("--nodes", "how many machines; with compose, all on this one", "N", type=int),
     argument("--node-rank", "which of them this is, 0 the first", "N", type=int),
     argument("--master-addr", "the address of the first one", "ADDRESS"),
     argument("--master-port", "where it listens: 29500", "PORT", type=int),

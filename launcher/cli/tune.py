@@ -33,7 +33,7 @@ USAGE = "%(prog)s CONFIG [options] [-- ARGS ...]"
     argument("--steps", "of each setting that is measured: 25", "N", type=int, default=25),
     argument("--minutes", "to spend at most: 5", "M", type=above_zero, default=5.0),
     flag("--any-precision", "bf16 in place of fp16, or the other way, where that is faster"),
-    flag("--fresh", "measure anew what is known from the last time"),
+    flag("--fresh", "measure again what the last search measured"),
     flag("--json", "print one JSON object"),
     flag("--plan", "measure nothing: predict, by what is published of the GPU"),
     argument("--card", "another GPU than this machine's, for --plan", "NAME", default=""),
@@ -112,14 +112,14 @@ def _words(args: Namespace) -> list[str]:
     argument("--steps", "of each run: 10", "N", type=int, default=10),
     argument("--seconds", "of a run at most: 900", "S", type=above_zero, default=900.0),
     either(
-        argument("--cause", "fails where `explain` names this cause", "TEXT", default=""),
-        argument("--loss", "fails where it is farther than this from GOOD's", type=above_zero),
-        argument("--ms", "fails where a step takes this many times GOOD's", type=above_zero),
-        argument("--check", "fails where this shell command does; 125 skips", "CMD", default=""),
+        argument("--cause", "bad if `explain` names this cause", "TEXT", default=""),
+        argument("--loss", "bad if it is farther than this from GOOD's", type=above_zero),
+        argument("--ms", "bad if a step takes this many times GOOD's", type=above_zero),
+        argument("--check", "bad if this shell command fails; 125 skips", "CMD", default=""),
     ),
-    flag("--fresh", "try anew what is known from the last time"),
+    flag("--fresh", "repeat the trials of the last time"),
     flag("--json", "print one JSON object"),
-    epilog="Else a run fails by its exit code, for BAD's cause. It goes on where it ended.",
+    epilog="Else a trial is bad if it fails as BAD does. The same command goes on where it ended.",
 )
 def bisect(args: Namespace) -> int:
     """Find what makes BAD fail and GOOD not: base, extras, release, commit or key.

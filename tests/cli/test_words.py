@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -172,6 +173,44 @@ def test_the_end_of_a_log_can_be_asked_for(
     assert cli.main(["logs", "abc", *options]) == 0
     printed = capfdbinary.readouterr().out
     assert printed == (b"" if first is None else LOG[LOG.index(first) :])
+
+
+@pytest.mark.parametrize(("age", "printed"), [("10m", True), ("1m", False)])
+def test_lines_before_the_first_time_are_of_the_run_s_start(
+    monkeypatch: pytest.MonkeyPatch,
+    capfdbinary: pytest.CaptureFixture[bytes],
+    age: str,
+    printed: bool,
+) -> None:
+    """A run that failed before its first step had no line since any time."""
+    created = (datetime.now(timezone.utc) - timedelta(minutes=5)).isoformat()
+    kept = SimpleNamespace(backend="docker", created=created)
+    monkeypatch.setattr(record, "find", lambda text: kept)
+    monkeypatch.setattr(runs, "_written", lambda run, *, follow: iter([(True, b"Traceback\n")]))
+    assert cli.main(["logs", "abc", "--since", age]) == 0
+    assert capfdbinary.readouterr().err == b"Traceback\n" * printed
+
+
+LEAVES = """\
+import sys
+from launcher import cli
+from launcher.cli import completion
+completion.script = lambda shell: "left in the buffer"
+sys.exit(cli.main(["completion", "fish"]))
+"""
+
+
+def test_a_reader_that_has_gone_is_no_traceback() -> None:
+    """`launcher completion fish | head -3` ended with an exception that Python ignored."""
+    read, write = os.pipe()
+    os.close(read)
+    with os.fdopen(write, "w") as gone:
+        argv = [sys.executable, "-c", LEAVES]
+        env = {key: value for key, value in os.environ.items() if key != "PYTHONUNBUFFERED"}
+        done = subprocess.run(
+            argv, cwd=ROOT, env=env, stdout=gone, stderr=subprocess.PIPE, check=False
+        )
+    assert (done.returncode, done.stderr) == (141, b"")
 
 
 def test_an_age_is_taken_from_now_in_the_log_s_zone() -> None:

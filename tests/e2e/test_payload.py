@@ -59,7 +59,8 @@ def built(engine: DockerClient, cpu_images: CpuImages) -> dict[str, str]:
 def trains(image: str, folder: Path, *more: str) -> subprocess.CompletedProcess[str]:
     set_ = f"image={{name: '{image}:latest'}}"
     runs = {"LAUNCHER_RUNS": str(folder / "runs")}
-    return launcher("run", "gpt2-tiny", "--set", set_, *more, **runs)
+    few = ("--set", "training.train_iters=5")
+    return launcher("run", "gpt2-tiny", "--set", set_, *few, *more, **runs)
 
 
 def loss(done: subprocess.CompletedProcess[str]) -> str:

@@ -302,6 +302,22 @@ def test_jobs_of_a_chain_are_one_run(here: OnCluster) -> None:
     assert started.out == "0 False\n1 True\n"
 
 
+def test_a_time_limit_before_the_program_handles_its_signal_ends_no_chain(here: OnCluster) -> None:
+    """The program died of the signal while it still imported torch: the run was over."""
+    program = "import os, time\nprint('start', os.environ['restart'], flush=True)\ntime.sleep(60)\n"
+    here.counts(array="0-2%1")
+    config = json.loads((here.folder / "run.yaml").read_text()) | {"checkpoint": {"save": "save"}}
+    here.write(config | {"nodes": 1}, program)
+    started = here.start("run", "run.yaml", "--backend", "slurm")
+    for start in range(2):
+        started.said(f"start {start}\n")
+        (job,) = here.asked("squeue", "--noheader", "--states=running", "--format=%A").split()
+        end = ["scancel", "--signal=TERM", "--batch", job]
+        subprocess.run(end, env=here.environment, check=False, timeout=60)
+    assert started.ends() == 143, started  # and not a third time
+    assert started.out == "start 0\nstart 1\n"
+
+
 SAYS = """\
 import os, time
 told = [os.environ[name] for name in ("PET_NODE_RANK", "PET_NNODES", "restart")]
@@ -473,6 +489,7 @@ def training(image: str, iterations: int, /, **slurm: Any) -> dict[str, Any]:
     """A run file of two nodes, with docker in the task unless asked for otherwise."""
     iterated = TINY["training"] | {"train_iters": iterations}
     more = {"image": image, "gpus": 0, "nodes": 2, "slurm": {"container": "docker", **slurm}}
+    more["env"] = {"LAUNCHER_ALL_REDUCE_SECONDS": 300}  # where other things take the processors
     return {**TINY, "training": iterated, "checkpoint": {"save": "save"}, **more}
 
 

@@ -84,7 +84,7 @@ def launch(site: Site, config: dict[str, Any], text: str) -> list[str]:
 
 
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("seeds", [range(2), pytest.param(range(2, 10), marks=pytest.mark.long)])
+@pytest.mark.parametrize("seeds", [range(1), pytest.param(range(1, 10), marks=pytest.mark.long)])
 def test_a_rank_that_hangs_is_named_each_time(here: Site, image: str, seeds: range) -> None:
     named = []
     for seed in seeds:

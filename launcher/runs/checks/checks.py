@@ -119,7 +119,7 @@ def preflight(
     if machine.datasets:
         from launcher.runs.checks import splits
 
-        found += splits.check(run, machine.datasets)
+        found += splits.check_splits(run, machine.datasets)
     found += _folders(run, machine)
     return [*found, *saved.check_loaded(origin, plan, machine.load)]
 

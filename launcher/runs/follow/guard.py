@@ -36,7 +36,8 @@ class LossGuard:
     """Listens to a job by what its watch has read, and acts on the first alarm that asks for it.
 
     interval: the iterations that a line of the log is about; end: asks the job to stop; show: has
-    the live line show an alarm; alarm: what the run was ended for, or goes back for
+    the live line show an alarm; alarm: what the run was ended for, or goes back for; lasting: a
+    NaN after which no line was good
     """
 
     job: Job
@@ -49,6 +50,7 @@ class LossGuard:
     end: Callable[[], None]
     last: int = 0
     alarm: Alarm | None = None
+    lasting: Alarm | None = None
     action: str = ""
     come: list[TrainingStep] = field(default_factory=list)
 
@@ -64,6 +66,9 @@ class LossGuard:
         for step in come:
             for alarm in self.detector.judge(step):
                 self._act(alarm)
+                self.lasting = alarm if alarm.kind == NAN else self.lasting
+            if NAN not in self.detector.told:
+                self.lasting = None
             self.last = step.iteration
         if self.alarm is not before:
             threading.Thread(target=self._end, daemon=True).start()
@@ -101,6 +106,8 @@ class LossGuard:
         """
         if found.outcome is not Outcome.FAILED or found.asked:
             return ""
+        if found.diverged and not self.alarm:
+            self.alarm = self.lasting
         if not self.alarm and found.itself and _named(found) and self.wanted.on_nan == BACK:
             self._act(Alarm(NAN, self.last + self.interval, "the program ended for it"))
         if not self.alarm or not (self.action == BACK or self.alarm.kind == NAN):
@@ -160,6 +167,17 @@ def verdict(listeners: Sequence[Listener]) -> str:
     """What a guard among the listeners has ended the run for, "" where none has."""
     return next(
         (str(one.alarm) for one in listeners if isinstance(one, LossGuard) and one.alarm), ""
+    )
+
+
+def diverged(listeners: Sequence[Listener]) -> str:
+    """From where on a run's numbers were NaN to its end; "" where not, or where it is ignored."""
+    guards = [
+        one for one in listeners if isinstance(one, LossGuard) and one.wanted.on_nan != "ignore"
+    ]
+    alarm = next((one.lasting for one in guards if one.lasting), None)
+    return (
+        f"the loss or gradient was NaN from iteration {alarm.iteration} to the end" if alarm else ""
     )
 
 

@@ -32,9 +32,8 @@ def last(found: Iterable[Piece], number: int) -> Iterator[Piece]:
     yield from deque(found, maxlen=number)
 
 
-def since(found: Iterable[Piece], start: datetime) -> Iterator[Piece]:
-    """The lines from the first on that has such a time or a later one; the others have none."""
-    begun = False
+def since(found: Iterable[Piece], start: datetime, *, begun: bool = False) -> Iterator[Piece]:
+    """The lines from the first on that has such a time or a later one; all where `begun`."""
     for is_error, line in found:
         if not begun and (told := TIME.search(line)):
             begun = datetime.fromisoformat(told[1].decode()) >= start

@@ -31,8 +31,8 @@ DESCRIPTIONS = {
     "secrets": "Variables, each with the file that holds its value.",
     "mounts": "Folders and files of the host that the program sees.",
     "max_restarts": "How often a run that failed is started again from its newest checkpoint.",
-    "watchdog": "What is done about a run that writes nothing for so many seconds.",
-    "guard": "What is done about NaN, spikes and a flat loss: ignore, warn, end or rewind.",
+    "watchdog": "What happens to a run that writes nothing for some time.",
+    "guard": "What happens at NaN, spikes and a flat loss: ignore, warn, end or rewind.",
     "profile": "Steps to trace, and what their time went to: {steps: 10-12}.",
     "nodes": "Several machines: start the same file on each, with its own rank.",
 }

@@ -19,7 +19,7 @@ from launcher.runs.records import nodes, record
 if TYPE_CHECKING:
     from launcher.runs.explain.failures import Explanation
 
-ENGINE_FAILED = 125
+ENGINE_FAILED, DIVERGED = 125, 1
 NEVER_BETTER = (2, 121)
 """Exit codes of a refusal: starting again would end the same way."""
 
@@ -57,6 +57,7 @@ class Ending:
     """How a run ended; `asked` is whether a launcher asked it to, `tail` its last output.
 
     `stalled` is what the watchdog ended it for, `guarded` what the guard did, "" where they didn't.
+    `diverged`: from where on its numbers were NaN, where it came to its end with exit code 0.
     """
 
     ended: ExitStatus
@@ -64,13 +65,14 @@ class Ending:
     tail: str
     stalled: str = ""
     guarded: str = ""
+    diverged: str = ""
 
     @property
     def outcome(self) -> Outcome:
         """Whether it was done, was stopped, or failed."""
         undisturbed = not (self._stopped or self._put_down)
         if self.ended.code == 0 and (undisturbed or FINISHED_LINE.search(self.tail)):
-            return Outcome.FINISHED
+            return Outcome.FAILED if self.diverged else Outcome.FINISHED
         if self._put_down:
             return Outcome.FAILED
         if self.ended.cause is EndCause.ENGINE and not self.asked:
@@ -95,7 +97,7 @@ class Ending:
         One that its launcher asked to stop has done what was asked, and keeps its 0.
         """
         if self.ended.code == 0 and self.outcome is Outcome.FAILED:
-            return KILLED if self._put_down else ENGINE_FAILED
+            return KILLED if self._put_down else DIVERGED if self.diverged else ENGINE_FAILED
         if self.ended.code == 0 and self.outcome is Outcome.STOPPED and not self.asked:
             asked = ASKED_LINE.search(self.tail)
             return INTERRUPTED if asked and "SIGINT" in asked[1] else TERMINATED
@@ -104,7 +106,8 @@ class Ending:
     @property
     def may_restart(self) -> bool:
         """Whether starting it again could help; one that somebody removed stays away."""
-        if self.guarded or self.ended.code in NEVER_BETTER or self.ended.cause is EndCause.REMOVED:
+        never = self.guarded or self.diverged or self.ended.code in NEVER_BETTER
+        if never or self.ended.cause is EndCause.REMOVED:
             return False
         return self.outcome is Outcome.FAILED
 
@@ -165,8 +168,8 @@ class Ending:
         said = RANK_LINE.search(self.tail)
         if self.ended.cause is EndCause.MEMORY and not (said and OUT_OF_MEMORY in said[1]):
             return "out of memory (the container's limit, resources.memory)"
-        if self.outcome is Outcome.FINISHED:
-            return ""
+        if self.outcome is Outcome.FINISHED or self.diverged:
+            return self.diverged
         if self.full:
             return "a disk is full"
         if said and not (self._forced and "SIGTERM" in said[1]):

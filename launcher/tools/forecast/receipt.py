@@ -12,7 +12,7 @@ from typing import Any
 from launcher.base.screen import printable
 from launcher.runs.checks.machine import GB
 from launcher.tools.forecast import ask, facts, site, text
-from launcher.tools.forecast.facts import Fact
+from launcher.tools.forecast.facts import RunFact
 from launcher.tools.forecast.forecast import Forecast, price
 
 NEWEST = 100
@@ -32,7 +32,7 @@ JOULES = 3.6e6
 class Receipt:
     """A run's fact and the forecast that it had before its start, by the runs before it."""
 
-    fact: Fact
+    fact: RunFact
     forecast: Forecast
 
     @property
@@ -59,7 +59,7 @@ class Receipts:
     """The receipts of the newest runs as text; what hasn't changed since isn't made again."""
 
     def __init__(self) -> None:
-        self._facts: dict[str, tuple[tuple[float, int], Fact | None]] = {}
+        self._facts: dict[str, tuple[tuple[float, int], RunFact | None]] = {}
         self._lines: dict[str, tuple[object, list[str]]] = {}
 
     def read(self) -> dict[str, list[str]]:

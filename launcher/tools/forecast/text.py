@@ -9,7 +9,7 @@ from typing import Any
 
 from launcher.runs.checks.machine import GB
 from launcher.tools.forecast import costs
-from launcher.tools.forecast.forecast import Forecast, Other
+from launcher.tools.forecast.forecast import Forecast, OtherLayout
 from launcher.tools.forecast.site import Range
 
 UNITS = ((1e15, "P"), (1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k"))
@@ -82,7 +82,7 @@ def _memory(found: Forecast) -> str:
     return f"{told} of {total / GB:.1f}, {abs(free):.1f} {'free' if free >= 0 else 'too much'}"
 
 
-def _other(other: Other) -> str:
+def _other(other: OtherLayout) -> str:
     sets = ", ".join(
         f"{key.partition('.')[2]} {'none' if value is None else str(value).lower()}"
         for key, value in other.sets.items()

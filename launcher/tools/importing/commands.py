@@ -23,7 +23,7 @@ class Word:
 
 
 @dataclass(frozen=True)
-class Unfollowed:
+class Omission:
     """Something of the script that isn't in the run file, and why."""
 
     line: int
@@ -31,7 +31,7 @@ class Unfollowed:
 
 
 @dataclass(frozen=True)
-class Command:
+class ScriptCommand:
     """A command that a stand-in wrote down; `parent` is the number of the one it stands in."""
 
     words: tuple[Word, ...]
@@ -56,9 +56,11 @@ def traced_places(trace: list[tuple[int, str]]) -> list[tuple[int, str, int]]:
     return found
 
 
-def twins_of(commands: Sequence[Command], others: Sequence[Command]) -> list[Command | None]:
+def twins_of(
+    commands: Sequence[ScriptCommand], others: Sequence[ScriptCommand]
+) -> list[ScriptCommand | None]:
     """For each command the likest one of another run that stands on the same line."""
-    left, found = list(others), list[Command | None]()
+    left, found = list(others), list[ScriptCommand | None]()
     for command in commands:
         fit = [one for one in left if (one.line, one.name) == (command.line, command.name)]
         best = min(
@@ -94,7 +96,7 @@ def read_trace(text: str) -> list[tuple[int, str]]:
     return found
 
 
-def read_command(data: bytes, sent: Mapping[str, str], ours: Sequence[str]) -> Command | None:
+def read_command(data: bytes, sent: Mapping[str, str], ours: Sequence[str]) -> ScriptCommand | None:
     """A record of a stand-in, None where it is torn; `ours` are exported only by the recorder."""
     parts = data.decode(errors="replace").split("\0")
     try:
@@ -112,14 +114,14 @@ def read_command(data: bytes, sent: Mapping[str, str], ours: Sequence[str]) -> C
         and sent.get(name) != value
         and not (name == "PATH" and OWN_PATH.match(value))
     }
-    return Command(words, exported, parts[2], line, parent) if len(words) == count else None
+    return ScriptCommand(words, exported, parts[2], line, parent) if len(words) == count else None
 
 
 @dataclass
 class ScriptRun:
     """What one run gave."""
 
-    commands: list[Command]
+    commands: list[ScriptCommand]
     trace: list[tuple[int, str]]
     stderr: str
     stopped: str

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
@@ -11,9 +12,9 @@ from typing import Protocol
 from launcher.base.errors import UsageError
 from launcher.tools.importing import placeholders
 from launcher.tools.importing.commands import (
-    Command,
+    Omission,
+    ScriptCommand,
     ScriptRun,
-    Unfollowed,
     Word,
     differing_words,
     missing_paths,
@@ -27,13 +28,14 @@ from launcher.tools.importing.placeholders import (
     FACTS,
     MARKS,
     NUMBERS,
+    READ,
     Template,
     names_in,
     readable,
     shown,
     token,
 )
-from launcher.tools.importing.sandbox import Outcome, ScriptCall
+from launcher.tools.importing.sandbox import SandboxOutput, ScriptCall
 
 HOME = "/home/@home@"
 ASSIGNED = re.compile(r"(?:export |local |declare \S+ )?(\w+)\+?=")
@@ -57,7 +59,7 @@ RANKS = (
 
 
 @dataclass(frozen=True)
-class Machine:
+class ScriptMachine:
     """What a script is answered where it asks for its machine; no GPUs where that isn't known."""
 
     nodes: int = 1
@@ -70,14 +72,15 @@ class Machine:
 class Recording:
     """A script's commands in order, and what else is to be said of it."""
 
-    commands: tuple[Command, ...]
-    told: tuple[Unfollowed, ...] = ()
+    commands: tuple[ScriptCommand, ...]
+    told: tuple[Omission, ...] = ()
+    rows: tuple[str, ...] = ()
 
 
 class Sandbox(Protocol):
     """Where a script is run."""
 
-    def run(self, call: ScriptCall, env: Mapping[str, str]) -> Outcome:
+    def run(self, call: ScriptCall, env: Mapping[str, str]) -> SandboxOutput:
         """The outcome of the call."""
 
 
@@ -97,7 +100,7 @@ class Recorder:
     """Runs one script, as often as it needs to know what depends on what."""
 
     def __init__(
-        self, call: ScriptCall, machine: Machine, given: Mapping[str, str], sandbox: Sandbox
+        self, call: ScriptCall, machine: ScriptMachine, given: Mapping[str, str], sandbox: Sandbox
     ) -> None:
         self.call, self.machine, self.given, self.sandbox = call, machine, dict(given), sandbox
         self.template: Template = placeholders.filled(call.text.replace("\r\n", "\n"))
@@ -106,7 +109,7 @@ class Recorder:
         known |= {*PER_JOB, *RANKS, *NODE_LISTS, "PBS_NODEFILE"} if machine.batch else set()
         self.names = [name for name in needed if name not in known]
         self.tested = [name for name in self.tested if name not in known]
-        self.told: list[Unfollowed] = []
+        self.told: list[Omission] = []
 
     def record(self) -> Recording:
         """The recording. Raises UsageError where the script had to be stopped before a start."""
@@ -125,7 +128,8 @@ class Recorder:
         self._tell_files(run)
         self._tell_defaults()
         commands = self._compared(run, other, world)
-        return Recording(tuple(commands), tuple(dict.fromkeys(self.told)))
+        rows = tuple(self.call.text.splitlines())
+        return Recording(tuple(commands), tuple(dict.fromkeys(self.told)), rows)
 
     def _first(self, world: World) -> tuple[World, ScriptRun]:
         """A run in which values are numbers where they must be, and programs are there."""
@@ -134,6 +138,7 @@ class Recorder:
             numeric = placeholders.to_numbers(run.stderr, run.trace)
             programs, written = missing_paths(run)
             undecided = self._undecided(run)
+            undecided += [] if starts_program(run) else self._required(run)
             further = replace(
                 world,
                 numeric=world.numeric | numeric,
@@ -159,7 +164,7 @@ class Recorder:
             if not re.match(r"\[\[? |test |\(\( |case ", row):
                 continue
             source = self._row(line)
-            asked = {m[1] or m[2] for m in placeholders.READ.finditer(source)} & tainted
+            asked = {m[1] or m[2] for m in READ.finditer(source)} & tainted
             arguments = {shown(one, {}) for one in names_in(row)} or asked
             if not arguments:
                 continue
@@ -169,10 +174,23 @@ class Recorder:
         self.template = replace(self.template, labels={**self.template.labels, **labels})
         return [name for name in found if name not in self.given]
 
+    def _required(self, run: ScriptRun) -> list[str]:
+        """Variables that are empty, and without which the script ends itself: `${X:?}`, -z "$X"."""
+        found = re.findall(r"(?m)line \d+: (\w+): ", run.stderr)
+        for line, row in run.trace:
+            if re.match(r"(\[\[? |test ).*-z ''", row):
+                found += [match[1] or match[2] for match in READ.finditer(self._row(line))]
+        known = {*self.names, *self.given, *placeholders.OWN}
+        asked = {m[1] or m[2] for m in READ.finditer(self.call.text)} - known
+        return [name for name in dict.fromkeys(found) if name in asked]
+
     def _run(self, world: World) -> ScriptRun:
         text = self.template.text
         if world.number == 2:
             text = text.replace("@1@", "@22@")
+        for name, value in self.given.items():  # one that the script leaves empty, to be filled in
+            empty = rf"(?m)^(\s*(?:export\s+)?{re.escape(name)}=)(?:\"\"|'')?(?=\s*(?:#|$))"
+            text = re.sub(empty, lambda match: match[1] + shlex.quote(value), text)  # noqa: B023
         # A trace goes on, and where it is read beyond its end, no failure ends it.
         text = re.sub(r"(?m)^(\s*set [+-])([a-zA-Z]*x[a-zA-Z]*)", _without("x"), text)
         if world.beyond:
@@ -231,7 +249,7 @@ class Recorder:
         names = {name: self._value(name, world) for name in self.names}
         return {**answers, **jobs, **machine.variables, **names, **self.given}
 
-    def _read(self, outcome: Outcome, world: World) -> ScriptRun:
+    def _read(self, outcome: SandboxOutput, world: World) -> ScriptRun:
         sent = self._environment(world)
         own = [n for n in self.names if not re.search(rf"export\b[^\n]*\b{n}\b", self.call.text)]
         commands = []
@@ -247,7 +265,7 @@ class Recorder:
 
     # What depends on what
 
-    def _compared(self, run: ScriptRun, other: ScriptRun, world: World) -> list[Command]:
+    def _compared(self, run: ScriptRun, other: ScriptRun, world: World) -> list[ScriptCommand]:
         """The run's commands, each word marked that depends on what isn't known."""
         if len(run.commands) != len(other.commands):
             self._tell(1, "how many commands it runs depends on what isn't given")
@@ -279,7 +297,7 @@ class Recorder:
         world: World,
         differing: list[set[int]],
         causes: dict[tuple[int, int], list[str]],
-    ) -> Sequence[Command | None]:
+    ) -> Sequence[ScriptCommand | None]:
         """The commands as another node runs them; the words that are another there are marked."""
         if not self.machine.batch:
             return [None] * len(run.commands)
@@ -317,7 +335,7 @@ class Recorder:
         return causes
 
     def _marked_env(
-        self, command: Command, twin: Command | None, ranked: Command | None
+        self, command: ScriptCommand, twin: ScriptCommand | None, ranked: ScriptCommand | None
     ) -> dict[str, Word]:
         found = {}
         for name, word in command.env.items():
@@ -358,7 +376,7 @@ class Recorder:
     # What is said of a run
 
     def _tell(self, line: int, what: str) -> None:
-        self.told.append(Unfollowed(line, what))
+        self.told.append(Omission(line, what))
 
     def _tell_exits(self, run: ScriptRun) -> None:
         for line, text in run.trace:
@@ -382,13 +400,13 @@ class Recorder:
                 continue
             row = self._row(line)
             if re.match(r"case .* in$", text):
-                differs = any(name in tainted for name, *_ in placeholders.READ.findall(text))
+                differs = any(name in tainted for name, *_ in READ.findall(text))
             elif not re.match(r"\[\[? |test |\(\( ", text):
                 continue
             unset = next((n for n in self.tested if re.search(rf"\b{n}\b", row)), "")
             missing = re.search(r"-[defrsxL] (/\S+|'/[^']+')", text)
             if differs:
-                read = [m[1] or m[2] for m in placeholders.READ.finditer(row)]
+                read = [m[1] or m[2] for m in READ.finditer(row)]
                 named = names_in(text) or [name for name in read if name in tainted]
                 names = [shown(n, self.template.labels) for n in dict.fromkeys(named)]
                 what = ", ".join(names) or "what isn't given"

@@ -65,7 +65,7 @@ class ScriptCall:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class SandboxOutput:
     """The files that the stand-ins wrote by their names, and why the script was stopped, if so."""
 
     files: dict[str, bytes]
@@ -95,7 +95,7 @@ class Bubblewrap:
             )
         return done.stderr.strip()[:200] if done.returncode else ""
 
-    def run(self, call: ScriptCall, env: Mapping[str, str]) -> Outcome:
+    def run(self, call: ScriptCall, env: Mapping[str, str]) -> SandboxOutput:
         """The outcome of the call; nothing outside the sandbox is changed."""
         with (
             _open_bytes(call.text.encode()) as text,
@@ -137,14 +137,14 @@ class Bubblewrap:
         return [*argv, "--dev", "/dev", "--remount-ro", "/dev"]
 
 
-class Trusted:
+class NoSandbox:
     """Runs scripts on this machine with the stand-ins alone: what has none is run as it stands."""
 
     def unsupported(self) -> str:
         """ "" always."""
         return ""
 
-    def run(self, call: ScriptCall, env: Mapping[str, str]) -> Outcome:
+    def run(self, call: ScriptCall, env: Mapping[str, str]) -> SandboxOutput:
         """The outcome of the call."""
         with _standins() as folder:
             (folder / "bin").mkdir()
@@ -167,10 +167,10 @@ class Trusted:
             return _bounded(argv, {**env, **places})
 
 
-def find_sandbox(*, trust: bool = False) -> Bubblewrap | Trusted | Container:
+def find_sandbox(*, trust: bool = False) -> Bubblewrap | NoSandbox | Container:
     """The sandbox that works here; with `trust`, none. Raises UsageError where there is none."""
     if trust:
-        return Trusted()
+        return NoSandbox()
     reasons = []
     for make in (Bubblewrap, _fetched, Container):
         try:
@@ -223,7 +223,7 @@ class Container:
                 return ""
         return "no image with bash is here"
 
-    def run(self, call: ScriptCall, env: Mapping[str, str]) -> Outcome:
+    def run(self, call: ScriptCall, env: Mapping[str, str]) -> SandboxOutput:
         """The outcome of the call; what lies beside the script is seen where the engine sees it."""
         places = {"STANDIN_FOLDER": INSIDE, "STANDIN_RECORDS": "/run/records"}
         places |= {"STANDIN_PROGRAMS": "", "STANDIN_BESIDE": str(call.folder)}
@@ -300,7 +300,7 @@ def _bounded(
     keep: tuple[int, ...] = (),
     stdin: int = subprocess.DEVNULL,
     beside: float = 5,
-) -> Outcome:
+) -> SandboxOutput:
     """What the command prints as a tar archive, within all bounds.
 
     `beside` are the seconds that it may take beside the script's own.
@@ -325,7 +325,7 @@ def _bounded(
     written = _files(bytes(got)) if not stopped else {}
     if written.get("code", b"").strip() in (b"124", b"137"):
         stopped = f"it didn't end in {SECONDS} seconds"
-    return Outcome(written, stopped)
+    return SandboxOutput(written, stopped)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -109,10 +109,10 @@ def as_html(results: Sequence[CellResult], title: str = "Compatibility") -> str:
     )
 
 
-def rendered(root: Path, rows: Mapping[Cell, str | None] | None = None) -> dict[Path, str]:
+def rendered(root: Path, rows: Iterable[Cell] = ()) -> dict[Path, str]:
     """docs/compat.md with the table of the committed results, and their page.
 
-    rows: what is expected of the matrix's own cells; rows without a result are untried
+    rows: the matrix's own cells; those without a result are untried
 
     Raises UsageError where the markers of the table are missing.
     """
@@ -120,7 +120,7 @@ def rendered(root: Path, rows: Mapping[Cell, str | None] | None = None) -> dict[
     if not results or not shown.exists():
         return {}
     tried = {one.tag for one in results}
-    untried = {one: wanted for one, wanted in (rows or {}).items() if one.tag not in tried}
+    untried = [one for one in rows if one.tag not in tried]
     text = between_markers(shown, table(results, untried), BEGIN, END)
     return {shown: text, root / PAGE: as_html(results, "What was tried")}
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from itertools import count
 from pathlib import Path
@@ -82,8 +82,8 @@ def as_markdown(results: Sequence[CellResult]) -> str:
     return table(results) + "".join(f"{line}\n" for line in [*head, *rows])
 
 
-def table(results: Iterable[CellResult], untried: Mapping[Cell, str | None] | None = None) -> str:
-    """The cells, a row for each; at the end those that are untried, with what is expected."""
+def table(results: Iterable[CellResult], untried: Iterable[Cell] = ()) -> str:
+    """The cells, a row for each; below them the rows of the matrix that are untried."""
     lines = ["| tag | Megatron | verdict | expected | on | why |", "|---|---|---|---|---|---|"]
     for one in results:
         causes = "; ".join(dict.fromkeys(filter(None, map(cause, one.warnings))))
@@ -92,8 +92,8 @@ def table(results: Iterable[CellResult], untried: Mapping[Cell, str | None] | No
         expected = f"{one.expected}{mark}" if one.expected else "-"
         cells = map(_cell, (one.tag, one.megatron, one.told, expected, one.trained_on))
         lines.append(_row(*cells, why))
-    for cell, wanted in (untried or {}).items():
-        lines.append(_row(cell.tag, cell.megatron, "untried", wanted or "-", "", ""))
+    if untried:
+        lines += ["", f"Untried: {', '.join(cell.tag for cell in untried)}."]
     return "\n".join(lines) + "\n"
 
 

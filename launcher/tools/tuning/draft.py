@@ -10,6 +10,7 @@ from typing import Any
 
 from launcher.base import yamlfile
 from launcher.base.errors import UsageError
+from launcher.base.install import install
 from launcher.base.settings import PACKAGE
 from launcher.runs.checks import fit
 from launcher.runs.checks.machine import Gpu
@@ -80,6 +81,7 @@ def _dotted(data: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, ob
 
 def of_model(folder: Path) -> Draft:
     """The model of a folder of Hugging Face's. Raises UsageError for what Megatron hasn't."""
+    install()
     from launcher.tools.weights import architecture, convert, hf_config, safetensors
 
     convert.require_model(folder)

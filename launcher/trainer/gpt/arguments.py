@@ -185,7 +185,7 @@ def parser(
     add("--hysteresis", type=int, default=2)
     add = made.add_argument_group("data").add_argument
     add("--mock-data", action="store_true", help="consecutive numbers, modulo the vocabulary")
-    add("--mock-samples", type=int, help="how many of them, taken again and again; else all differ")
+    add("--mock-samples", type=int, help="how many, repeated; else all differ")
     add("--data-path", nargs="+", help="PREFIX of .bin and .idx, or WEIGHT PREFIX pairs")
     add("--split", default="969,30,1", help="training, validation and test documents' shares")
     add("--data-cache-path", help="where the sample index goes; beside the data if not given")

@@ -19,7 +19,7 @@ from launcher.runs.follow import guard
 from launcher.runs.follow.guard import LossGuard
 from launcher.runs.plan.job import ExitStatus
 from launcher.runs.records import plot, record
-from launcher.runs.records.ending import Ending
+from launcher.runs.records.ending import Ending, Outcome
 from launcher.runs.records.watch import RecordWatch
 from launcher.runs.runfile import config, source
 from tests.plans import MINIMAL
@@ -91,6 +91,7 @@ class Site:
 TIME = "elapsed time per iteration (ms): 5.0"
 GOOD = [2.0 + 0.01 * (number % 3) for number in range(22)]
 FAILED = Ending(ExitStatus(137), False, "", guarded="it")
+FINISHED = "finished after iteration 240\n"
 
 
 @pytest.fixture
@@ -112,6 +113,26 @@ def test_it_warns_and_leaves_the_run_alone(site: Site) -> None:
     assert site.shown == ["spike at 230", "nan at 250"]
     assert (one.settle(FAILED), guard.verdict([one]), kinds()) == ("", "", ["alarm"] * 2)
     assert plot.curves("a", plot.read_metrics(RUN)).alarms == [(230, "spike"), (250, "nan")]
+
+
+def test_a_run_that_ends_with_nan_has_failed_and_nothing_resumes_from_it(site: Site) -> None:
+    """It ended as finished with 0, and resume, generate and export took its weights of NaN."""
+    site.saved(210, 220, 230, 240)
+    one = site.run([*GOOD, math.nan, math.nan])
+    ended = Ending(ExitStatus(0), False, FINISHED, diverged=guard.diverged([one]))
+    assert (ended.outcome, ended.code, ended.may_restart) == (Outcome.FAILED, 1, False)
+    assert ended.reason == "the loss or gradient was NaN from iteration 230 to the end"
+    assert one.settle(ended) == ""
+    assert site.left == ["iter_0000210", *(f"iter_0000{n}.rejected" for n in (220, 230, 240))]
+
+
+@pytest.mark.parametrize(
+    ("losses", "wanted"), [([math.nan, 2.0], {}), ([math.nan], {"on_nan": "ignore"}), ([9.0], {})]
+)
+def test_a_run_whose_last_numbers_are_good_or_ignored_has_finished(
+    site: Site, losses: list[float], wanted: dict[str, Any]
+) -> None:
+    assert guard.diverged([site.run([*GOOD, *losses], **wanted)]) == ""
 
 
 def test_what_is_to_be_ignored_is_not_even_told(site: Site) -> None:

@@ -12,10 +12,10 @@ import pytest
 
 from launcher import cli
 from launcher.tools.forecast import ask, costs, facts, receipt, site
-from launcher.tools.forecast.forecast import Machine, forecast
+from launcher.tools.forecast.forecast import Hardware, forecast
 from tests.tools.forecast.records import H100, MadeUpRun
 
-H100_GPU = Machine(H100, H100, 85 * 10**9, (9, 0))
+H100_GPU = Hardware(H100, H100, 85 * 10**9, (9, 0))
 
 
 @pytest.fixture

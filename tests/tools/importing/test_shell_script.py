@@ -307,6 +307,11 @@ def test_a_start_is_found_however_it_is_written(start: str) -> None:
         ('[ -n "$A" ] && B=3', "", "A is taken as not set"),
         ("[ -f /x/y ] && B=3", "", "/x/y is taken as not there"),
         (". /no/file.sh", "", "1: /no/file.sh isn't here: what it sets isn't known"),
+        ("A= # fill in", "--save $A", "2: to be given: A (checkpoint.save)"),
+        ("A=${B:-}", '--data-path "$A" --bf16', "2: to be given: A (data.path)"),
+        (": ${A:=}; : ${A:?is needed}", "--seed $A", "2: to be given: A (training.seed)"),
+        ('A=${A:-}; [ -z "$A" ] && exit 1', "--seed $A", "2: to be given: A (training.seed)"),
+        ("R=$OMPI_COMM_WORLD_RANK; torchrun() { python $*; }", "--rank $R", "gpus is taken as 1"),
     ],
 )
 def test_what_a_value_depends_on_is_named(lines: str, options: str, said: str) -> None:
@@ -321,6 +326,15 @@ def test_what_is_given_is_taken() -> None:
     found = config(text, "/a", "/b c", A="4")
     assert (found.checkpoint.save, found.checkpoint.load, found.training.seed) == ("/a", "/b c", 8)
     assert told(text, "/a", "/b c", A="4") == []
+
+
+def test_what_is_given_fills_what_the_script_leaves_empty() -> None:
+    """DATA_PATH="" is there to be filled in, and was "data.path doesn't take it"."""
+    text = "export D=\"\"\nS= # here\nE=''x\ntorchrun a.py --save $S --load \"$D\" --seed $E\n"
+    found = read(text, D="/d d", S="/s", E="3")
+    assert "save: /s\n" in found.text
+    assert "load: /d d\n" in found.text
+    assert "seed: 3" not in found.text
 
 
 def test_one_of_several_starts_is_chosen_and_the_others_told() -> None:

@@ -102,7 +102,8 @@ OVERFLOWS, SCALED = (0, 1, 2, 40, 41, 90), ("--fp16", "--loss-scale-window", "20
 @pytest.mark.parametrize(
     ("options", "overflows"),
     [
-        pytest.param(("--bf16", "--hidden-size", "64"), (), id="bf16"),  # in whole lines
+        pytest.param(("--bf16", "--hidden-size", "64"), (), id="bf16",  # in whole lines
+                     marks=pytest.mark.long),
         pytest.param((), (), id="fp32", marks=pytest.mark.long),
         pytest.param(SCALED, OVERFLOWS, id="fp16-overflows"),
         pytest.param(("--bf16", SHARED), (), id="shared-bf16"),
@@ -151,7 +152,7 @@ def _equals_upstreams(
 @pytest.mark.parametrize(
     ("ranks", "options", "first"),
     [
-        pytest.param(1, (), "", id="whole"),
+        pytest.param(1, (), "", id="whole", marks=pytest.mark.long),
         pytest.param(2, (SHARED,), "", id="shared"),
         pytest.param(2, (SHARED,), "--no-fast", id="shared-back", marks=pytest.mark.long),
     ],
@@ -211,7 +212,7 @@ torch.distributed.destroy_process_group()
 
 
 def test_a_distributed_optimizer_is_laid_out_in_four_bytes_more(tmp_path: Path) -> None:
-    """It took 14 beside the 18 that it has: 26 GiB of llama3-8b."""
+    """It took 14 beside the 18 that it has, all on the GPU at a time: 26 GiB of llama3-8b."""
     needs((SHARED,))
     (script := tmp_path / "laid.py").write_text(LAID)
     wide = ("--hidden-size", "128", "--vocab-size", "4096", "--bf16", SHARED)
@@ -318,7 +319,7 @@ def fails(*_):
     raise RuntimeError("as a GPU's compiler would")
 torch.backends.cuda.enable_flash_sdp(False)  # the other's gradients don't all lie in rows
 fast.attention = contextlib.nullcontext
-scaled.check = lambda _: None
+scaled.check_support = lambda _: None
 if way:
     torch.compile = lambda function, **_: torch._dynamo.optimize("aot_eager")(function)
     fast.choose = lambda *_: fast.Path("whole", way, False)
@@ -395,7 +396,8 @@ EXPERTS = (*MIXTRAL.split(), *EXPERT.split(), "--init-method-std", "0.3")
         pytest.param("whole,peer", ("--bf16", SHARED, "--bias-fusion"), id="shared-peer"),
         pytest.param("kernels", ("--bf16",), id="kernels"),
         pytest.param("layers", EXPERTS, id="experts", marks=pytest.mark.long),
-        pytest.param("layers", (*EXPERTS, SHARED, "--micro-batch-size", "1"), id="experts-shared"),
+        pytest.param("layers", (*EXPERTS, SHARED, "--micro-batch-size", "1"), id="experts-shared",
+                     marks=pytest.mark.long),
         pytest.param("layers,laid", (*EXPERTS[:-4], "--micro-batch-size", "1"), id="experts-laid"),
         pytest.param("layers,laid", ("--bf16", *EXPERTS[:-4]), id="experts-places",
                      marks=pytest.mark.long),
@@ -455,6 +457,7 @@ def test_a_rank_whose_step_fails_alone_ends_the_run(
     assert told in run.output
 
 
+@pytest.mark.long
 def test_replicas_that_step_a_half_each_save_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
