@@ -67,7 +67,7 @@ def _weight(text: str) -> int:
 def _inside(node: Any) -> set[str]:
     operation, value = node
     if operation is code.SUBPATTERN:
-        return _required(value[3])
+        return set() if value[1] & re.IGNORECASE else _required(value[3])
     if operation is code.BRANCH:
         sets = [_required(one) for one in value[1]]
         return set[str]().union(*sets) if all(all(one) and one for one in sets) else set()

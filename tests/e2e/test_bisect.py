@@ -195,7 +195,9 @@ def test_a_base_tag_of_four_is_found(
     names = {tag: f"launchpad-test:bisect-{tag}" for tag in BASES}
     for tag, name in names.items():
         broken = "yes" if tag >= BASES[2] else "no"
-        own_base(engine, f"FROM {bases.base}\nENV PLANTED={broken}\nENV OWN={tag}\n", name)
+        own_base(
+            engine, f"FROM {bases.base}\nENV PLANTED={broken}\nENV OWN={here.name}-{tag}\n", name
+        )
     matrix = matrix_of(tmp_path, bases, names)
     (here.folder / "program.py").write_text("import os\nassert os.environ['PLANTED'] == 'no'\n")
     ends(here, {"tag": BASES[0]}, {"tag": BASES[-1]})

@@ -32,9 +32,8 @@ LAID = 4
 """Bytes for each parameter of the largest buffer, while the fast path lays out a distributed
 optimizer, whose masters and moments are there by then: trainer/fast/buffers.py, test_fast.py."""
 
-EVALUATED, EVALUATED_SPLIT = 10, 14
-"""Bytes of a logit where what trains compiled evaluates: in 16 bits, in fp32, and softmax; a split
-vocabulary's less its largest too: trainer/fast/compiled.py `losses`, split.py `SplitLoss`."""
+EVALUATED = 10
+"""Bytes of a logit where a model that is compiled whole evaluates: 16 bits, fp32, and softmax."""
 
 ROW = 20
 """Bytes of a row of grouped experts beside its numbers: places, token, order and factor."""
@@ -46,16 +45,10 @@ https://github.com/Dao-AILab/flash-attention: Ampere or newer.
 """
 
 UNKNOWN = {
-    "use_megatron_fsdp",
-    "use_custom_fsdp",
-    "use_torch_fsdp2",
-    "optimizer_cpu_offload",
-    "cpu_offloading_num_layers",
-    "fp8_param_gather",
-    "use_precision_aware_optimizer",
-    "pipeline_model_parallel_layout",
-    "decoder_first_pipeline_num_layers",
-    "decoder_last_pipeline_num_layers",
+    *"use_megatron_fsdp use_custom_fsdp use_torch_fsdp2 optimizer_cpu_offload".split(),
+    *"cpu_offloading_num_layers use_precision_aware_optimizer fp8_param_gather".split(),
+    *"pipeline_model_parallel_layout decoder_first_pipeline_num_layers".split(),
+    *"decoder_last_pipeline_num_layers".split(),
 }
 """Options of Megatron with which these sums don't hold, beside those of model.ELSEWHERE."""
 
@@ -150,40 +143,37 @@ def _needed(
     micro = options.get("micro_batch_size")
     if size is None or states is None or not isinstance(micro, int):
         return None
-    width, tensor = _width(options), where.tensor
+    rank = _Rank(program, options, size, where, capability)
+    width, tensor, undivided = rank.width, where.tensor, rank.undivided
     batch = model.whole(options, "global_batch_size", micro * where.data)
     tokens = size.sequence * micro / where.context  # of a micro-batch, on one process
-    undivided = tensor if "sequence_parallel" in options else 1  # what TP alone leaves whole
     layers = size.layers / where.pipeline
     expert_layers = size.expert_layers / where.pipeline
-    own, sharers = _experts(options, size, where)
+    own, sharers = experts(options, size, where)
     of_experts = bytes_of_states(program, options, sharers) or states
     entering = tokens * size.hidden * width / undivided  # bytes of what goes into a layer
-    whole = tokens * _bytes_of_token(program, options, size, where, capability, undivided)
     how = compiled(program, options, where)
-    routed, back = _bytes_of_routed(options, size, where, grouped=bool(how))
-    whole += tokens * size.expert_layers / size.layers * routed
+    routed, back = rank.bytes_of_routed(grouped=bool(how))
+    whole = tokens * (rank.bytes_of_token() + size.expert_layers / size.layers * routed)
     kept, once = _with_recomputing(options, layers, whole, entering)
-    back = max(tokens * back, tokens * _bytes_of_scores(program, options, size, where, capability))
+    back = tokens * max(back, rank.bytes_of_scores())
     left = bool(how) and tensor == 1 and "fp16" not in options  # to the compiled loss
     stages = []
-    laid = program == model.GPT and "use_distributed_optimizer" in options
-    laid &= "no_fast" not in options
+    fast = program == model.GPT and "no_fast" not in options
+    laid = fast and "use_distributed_optimizer" in options
     for first, last in [(True, True)] if where.pipeline == 1 else [(True, False), (False, True)]:
-        in_flight = 1.0
+        in_flight, count = 1.0, max(1, batch // (micro * where.data))
         parameters = (layers - expert_layers) * size.layer(tensor)
         parameters += expert_layers * size.routing_layer(tensor)
         if first:
-            in_flight = min(
-                _in_flight(options, layers, where), max(1, batch // (micro * where.data))
-            )
+            in_flight = min(_in_flight(options, layers, where), count)
             parameters += size.words(tensor) + size.positions * size.hidden
         if last:
             parameters += size.norm
             if not (first and size.tied):  # a last stage has a copy of tied embeddings
                 parameters += size.words(tensor)
         activations, logits = kept * in_flight + once, 0.0
-        if first and _rate(options, "hidden_dropout"):
+        if first and rank.drops("hidden_dropout"):
             activations += tokens * size.hidden * in_flight / undivided  # the embedding's mask
         if last:
             activations += 2 * entering  # the last norm's input and output
@@ -225,7 +215,7 @@ def compiled(program: str, options: Mapping[str, Value], where: Layout) -> str:
     return "layers" if experts or again or where.tensor * where.pipeline > 1 else "whole"
 
 
-def _experts(options: Mapping[str, Value], size: ModelShape, where: Layout) -> tuple[float, int]:
+def experts(options: Mapping[str, Value], size: ModelShape, where: Layout) -> tuple[float, int]:
     """The experts' parameters of a layer that a process has, and the processes with the same ones.
 
     Experts are split over tensor parallelism of their own, where that is given, in place of the
@@ -242,90 +232,87 @@ def rows_of_token(size: ModelShape, over: int) -> float:
     return over * min(size.routed, size.experts / over) if over > 1 else size.routed
 
 
-def _bytes_of_routed(
-    options: Mapping[str, Value], size: ModelShape, where: Layout, *, grouped: bool
-) -> tuple[float, float]:
-    """Bytes that a layer with experts keeps of a token for the way back, less an MLP's; and those
-    of the way back itself, one layer's at a time.
+@dataclass(frozen=True)
+class _Rank:
+    """A process by its program, options, model and layout, and its GPU's compute capability."""
 
-    Of each of its copies: what goes into an expert and comes out, and what is inside; of the
-    router: scores, their softmax and the choice, in fp32. Grouped (trainer/fast/experts.py), all
-    tokens of the group are kept, and of each that could be an expert's here what the first product
-    made; on the way back there are their inputs, outputs' gradients and inputs' gradients, and
-    four times what is inside.
-    """
-    if not size.experts:
-        return 0.0, 0.0
-    width, tensor = _width(options), where.tensor
-    inside = 3 if size.gated else 2
-    beside = inside * (size.shared_ffn - size.ffn) * width / tensor + 3 * 4 * size.experts / tensor
-    if grouped:
-        over = model.whole(options, "expert_model_parallel_size", 1)
-        rows = rows_of_token(size, over)
-        gathered = over * size.hidden * width if over > 1 else 0
-        back = rows * width * (3 * size.hidden + 4 * size.expert_ffn) + gathered
-        return rows * (2 * size.expert_ffn * width + ROW) + gathered + beside, back
-    own = model.whole(options, "expert_tensor_parallel_size", tensor)
-    copies = size.routed * width * (2 * size.hidden * own + inside * size.expert_ffn) / tensor
-    return copies + beside, 0.0
+    program: str
+    options: Mapping[str, Value]
+    size: ModelShape
+    where: Layout
+    capability: tuple[int, int] | None
 
+    @property
+    def width(self) -> int:
+        return _width(self.options)
 
-def _bytes_of_scores(
-    program: str,
-    options: Mapping[str, Value],
-    size: ModelShape,
-    where: Layout,
-    capability: tuple[int, int] | None,
-) -> float:
-    """Bytes of a token's scores where upstream's plain attention makes a layer's again: what the
-    product is added to, their softmax, and both gradients (core/transformer/dot_product_attention).
-    """
-    again = "recompute_activations" in options or options.get("recompute_granularity")
-    if not again or not _is_plain(program, options, capability):
-        return 0.0
-    return 4 * _width(options) * size.heads / where.tensor * size.sequence / where.context
+    @property
+    def undivided(self) -> int:
+        """By how many processes that is divided which tensor parallelism alone leaves whole."""
+        return self.where.tensor if "sequence_parallel" in self.options else 1
 
+    def drops(self, dropout: str) -> bool:
+        """Whether there is such a dropout; 0.1 is Megatron's default."""
+        return bool(float(str(self.options.get(dropout, 0.1))))
 
-def _rate(options: Mapping[str, Value], dropout: str) -> float:
-    """A dropout's rate; 0.1 is Megatron's default."""
-    return float(str(options.get(dropout, 0.1)))
+    @property
+    def is_plain(self) -> bool:
+        """Whether attention makes sequence × sequence scores: not our program's, on any GPU."""
+        options, backend = self.options, self.options.get("attention_backend")
+        fused = "use_flash_attn" in options or backend in ("flash", "fused")
+        slow = options.get("transformer_impl") == "local" or backend in ("unfused", "local")
+        slow |= self.capability is not None and self.capability < FLASH
+        return slow and not (self.program == model.GPT or fused)
 
+    def bytes_of_token(self) -> float:
+        """Bytes that a layer keeps of a token for the way back: all of it, without recomputing."""
+        size, width = self.size, self.width
+        masks = 2 if self.drops("hidden_dropout") else 0
+        outside = size.hidden * (4 * width + masks)  # two norms' inputs and outputs, dropout
+        heads, keys = size.heads * size.head, 2 * size.groups * size.head
+        attention = heads + keys + heads  # queries, keys and values, context
+        if self.program == model.GPT:  # it repeats grouped keys, and copies the context
+            attention = 5 * heads
+        inside = (attention + size.ffn * (3 if size.gated else 2)) * float(width)
+        again = self.options.get("recompute_granularity") == "selective"  # of the scores alone
+        if self.is_plain and not (again or "recompute_activations" in self.options):
+            weights = 2 * width + 1 if self.drops("attention_dropout") else width
+            inside += size.heads * size.sequence / self.where.context * weights
+        return outside / self.undivided + inside / self.where.tensor
 
-def _is_plain(
-    program: str, options: Mapping[str, Value], capability: tuple[int, int] | None
-) -> bool:
-    """Whether attention makes sequence × sequence scores: not our program's, which is torch's
-    scaled dot product, on any GPU."""
-    backend = options.get("attention_backend")
-    if program == model.GPT or "use_flash_attn" in options or backend in ("flash", "fused"):
-        return False
-    slow = options.get("transformer_impl") == "local" or backend in ("unfused", "local")
-    return slow or (capability is not None and capability < FLASH)
+    def bytes_of_scores(self) -> float:
+        """Bytes of a token's scores where upstream's plain attention makes a layer's again.
 
+        What the product is added to, their softmax, and both gradients: DotProductAttention.
+        """
+        again = {"recompute_activations", "recompute_granularity"} & self.options.keys()
+        scores = self.size.heads / self.where.tensor * self.size.sequence / self.where.context
+        return 4 * self.width * scores if again and self.is_plain else 0.0
 
-def _bytes_of_token(
-    program: str,
-    options: Mapping[str, Value],
-    size: ModelShape,
-    where: Layout,
-    capability: tuple[int, int] | None,
-    undivided: int,
-) -> float:
-    """Bytes that a layer keeps of a token for the way back: all of it, without recomputing."""
-    width = _width(options)
-    masks = 2 if _rate(options, "hidden_dropout") else 0
-    outside = size.hidden * (4 * width + masks)  # two norms' inputs and outputs, dropout
-    heads, keys = size.heads * size.head, 2 * size.groups * size.head
-    attention = heads + keys + heads  # queries, keys and values, context
-    if program == model.GPT:  # it repeats grouped keys, and copies the context
-        attention = 5 * heads
-    inside = (attention + size.ffn * (3 if size.gated else 2)) * float(width)
-    again = options.get("recompute_granularity") == "selective"  # of the scores alone
-    again |= "recompute_activations" in options
-    if _is_plain(program, options, capability) and not again:
-        weights = 2 * width + 1 if _rate(options, "attention_dropout") else width
-        inside += size.heads * size.sequence / where.context * weights
-    return outside / undivided + inside / where.tensor
+    def bytes_of_routed(self, *, grouped: bool) -> tuple[float, float]:
+        """Bytes that a layer with experts keeps of a token for the way back, less an MLP's; and
+        those of the way back itself, one layer's at a time.
+
+        Of each of its copies: what goes into an expert and comes out, and what is inside; of the
+        router: scores, their softmax and the choice, in fp32. Grouped (trainer/fast/experts.py),
+        all tokens of the group are kept, and of each that could be an expert's here what the first
+        product made; on the way back there are their inputs, outputs' gradients and inputs'
+        gradients, and four times what is inside.
+        """
+        size, width, tensor = self.size, self.width, self.where.tensor
+        if not size.experts:
+            return 0.0, 0.0
+        inside, router = 3 if size.gated else 2, 3 * 4 * size.experts / tensor
+        beside = inside * (size.shared_ffn - size.ffn) * width / tensor + router
+        if grouped:
+            over = model.whole(self.options, "expert_model_parallel_size", 1)
+            rows = rows_of_token(size, over)
+            gathered = over * size.hidden * width if over > 1 else 0
+            back = rows * width * (3 * size.hidden + 4 * size.expert_ffn) + gathered
+            return rows * (2 * size.expert_ffn * width + ROW) + gathered + beside, back
+        own = model.whole(self.options, "expert_tensor_parallel_size", tensor)
+        copies = size.routed * width * (2 * size.hidden * own + inside * size.expert_ffn) / tensor
+        return copies + beside, 0.0
 
 
 def _with_recomputing(

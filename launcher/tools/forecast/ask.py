@@ -41,7 +41,11 @@ def of_request(
     with suppress(EngineError):  # where that matters, assemble raises it
         visible = visible or gather.visible(counted(asked.config, chosen), chosen)
     planned = assemble(asked, chosen, new_stamp(), dry=True, visible=visible)
-    return of_planned(planned, chosen, visible, network), planned
+    found = of_planned(planned, chosen, visible, network)
+    if gpu and found.work.on_cpu:
+        why = f"what it takes on {gpu}: with gpus: 0 it runs on the CPU"
+        found = replace(found, unknown=(why, *found.unknown))
+    return found, planned
 
 
 def of_planned(

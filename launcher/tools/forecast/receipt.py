@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -91,7 +92,7 @@ def lines(found: Receipt) -> Iterator[str]:
     world, kind = fact.work.where.world, ("GPU", "s") if found.gpus else ("process", "es")
     yield f"run {fact.run}: {world} {kind[0]}{kind[1] * (world > 1)}, {on}"
     step = expected.step
-    foreseen = text.span(step.range, text.ms) if step else "not known"
+    foreseen = text.span(step.range, partial(text.ms, like=step.ms)) if step else "not known"
     yield _row("step", text.ms(fact.ms), foreseen, step.ms / fact.ms if step else None)
     if fact.allocated and expected.memory:
         total = expected.memory.total - expected.memory.overhead
@@ -101,7 +102,8 @@ def lines(found: Receipt) -> Iterator[str]:
     taken = text.duration(fact.total / 3600)
     if hours and done >= 1:
         ratio = 3600 * hours.value / fact.total
-        yield _row("time", taken, text.span(hours, text.duration), ratio)
+        foreseen = text.span(hours, partial(text.duration, like=hours.value))
+        yield _row("time", taken, foreseen, ratio)
     else:
         why = f"of the whole {text.span(hours, text.duration)}" if hours else "not known"
         yield _row("time", f"{taken}, {done:.0%} of its steps".replace("%", " %"), why, None)

@@ -126,12 +126,12 @@ def step(work: Work, card: GpuRates | None, known: Sequence[RunFact]) -> StepTim
         return found
     if card is None:
         return None
-    least, most = costs.off(work, card.name)
-    told = (
-        "published rates of the card; such forecasts were {:.2f} to {:.2f} of what runs on H100s "
-    )
-    told = f"{told}and H200s took".format(*costs.usual_off(work))
-    if not costs.is_known(work, card.name):
+    least, most = costs.off(work, card.name, cost)
+    kind = costs.kind(work, cost)
+    off = "{:.2f} to {:.2f}".format(*costs.OFF[kind])
+    where = "published runs" if kind == costs.BUSY else "runs on H100s and H200s"
+    told = f"published rates of the card; such forecasts were {off} of what {where} took"
+    if not costs.is_known(work, card.name, cost):
         told += ", and this one is beyond those: a prediction"
     return StepTime(cost.ms, cost.ms / most, cost.ms / least, told, cost)
 
