@@ -131,7 +131,7 @@ def news(args: Namespace) -> int:
     from launcher.base import files, yamlfile
     from launcher.base.settings import settings
     from launcher.images.matrix.schema import Matrix
-    from launcher.images.sources import news, proposals
+    from launcher.tools.news import news, proposals
 
     site = settings()
     text = yamlfile.read(site.matrix, str(site.matrix))

@@ -23,7 +23,7 @@ from launcher.base.settings import Settings
 from launcher.images.matrix.schema import AMD64, Matrix, MegatronRelease, Row, misfit
 from launcher.images.oci import repository
 from launcher.images.sources import source
-from launcher.images.sources.news import UpstreamNews
+from launcher.tools.news.news import UpstreamNews
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -1,0 +1,1 @@
+"""What is new upstream against the matrix, found and proposed."""
