@@ -26,18 +26,6 @@ OWN = frozenset(
     "MANPATH PKG_CONFIG_PATH CPLUS_INCLUDE_PATH C_INCLUDE_PATH".split()
 )
 """What bash or any machine sets, or what is added to and may be empty."""
-PER_JOB = (
-    "SLURM_JOB_ID SLURM_JOBID SLURM_JOB_NAME SLURM_JOB_USER SLURM_ARRAY_TASK_ID "
-    "SLURM_JOB_PARTITION SLURM_JOB_ACCOUNT PBS_JOBID PBS_JOBNAME LSB_JOBID JOB_ID"
-).split()
-"""What a scheduler sets for a job."""
-FOLDERS = ("SLURM_SUBMIT_DIR", "PBS_O_WORKDIR")
-"""Where the job is submitted from, which is where the launcher is started."""
-RANKS = (
-    "SLURM_PROCID SLURM_NODEID SLURM_LOCALID OMPI_COMM_WORLD_RANK OMPI_COMM_WORLD_LOCAL_RANK "
-    "PMI_RANK PMIX_RANK"
-).split()
-"""What it sets for each process."""
 TO_FILL = re.compile(r"(?<!<)<([A-Za-z](?:[^<>\n|&;$`]*[\w.)'])?)>")
 """`DATA=<your path>`, as examples have it to be filled in; no shell takes it unquoted."""
 YOURS = re.compile(r"""(?i)(?<==)(["'])\s*your[ _-][^"'\n$`\\]*\1""")

@@ -25,12 +25,9 @@ from launcher.tools.importing.commands import (
     twins_of,
 )
 from launcher.tools.importing.placeholders import (
-    FOLDERS,
     LARGE,
     MARKS,
     NUMBER,
-    PER_JOB,
-    RANKS,
     READ,
     SMALL,
     Template,
@@ -50,8 +47,18 @@ MOST_NAMES = 16
 MOST_RECORDS = 1000
 MOST_WORDS = 300_000
 """Of all that a script starts, with each command's environment."""
+PER_JOB = (
+    "SLURM_JOB_ID SLURM_JOBID SLURM_JOB_NAME SLURM_JOB_USER SLURM_ARRAY_TASK_ID "
+    "SLURM_JOB_PARTITION SLURM_JOB_ACCOUNT PBS_JOBID PBS_JOBNAME LSB_JOBID JOB_ID"
+).split()
+FOLDERS = ("SLURM_SUBMIT_DIR", "PBS_O_WORKDIR")
+"""Where the job is submitted from, which is where the launcher is started."""
 NODE_LISTS = ("SLURM_JOB_NODELIST", "SLURM_NODELIST")
 DATES = ("2001-01-02 03:04:05", "2031-12-30 23:58:59")
+RANKS = (
+    "SLURM_PROCID SLURM_NODEID SLURM_LOCALID OMPI_COMM_WORLD_RANK OMPI_COMM_WORLD_LOCAL_RANK "
+    "PMI_RANK PMIX_RANK"
+).split()
 
 
 @dataclass(frozen=True)
