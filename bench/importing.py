@@ -38,7 +38,7 @@ from launcher.tools.importing.starts import as_options
 SUFFIXES = (".sh", ".sbatch", ".slurm", ".pbs", ".job")
 GOES_WITHOUT = [("--distributed-backend", ["nccl"])]
 SIZES = ("--num-layers", "--hidden-size")
-"""T5 has encoder- before its layers, and a fork _ for -."""
+"""T5 has encoder- before its layers, a fork _ for -, and a hybrid model its layers in a pattern."""
 
 
 def main(arguments: list[str]) -> int:
@@ -137,7 +137,8 @@ def _kind(done: ImportResult) -> tuple[str, list[str]]:
     names = [text[len("to be given: ") :].partition(" (")[0] for text in needs]
     options = {name for name, values in as_options(done.start.arguments) if values}
     plain = {one.replace("_", "-").replace("--encoder-num", "--num") for one in options}
-    if not plain.issuperset(SIZES):
+    hybrid = {"--hybrid-layer-pattern", "--hybrid-override-pattern"} & plain
+    if not {*plain, *(SIZES[:1] if hybrid else ())}.issuperset(SIZES):
         return "no sizes", names
     if not names and not done.wrong:
         return "as it is", names

@@ -78,6 +78,19 @@ def twins_of(
     return found
 
 
+def differing_parts(
+    commands: Sequence[Command], others: Sequence[Command], *, lost: bool = True
+) -> list[set[int]]:
+    """For each command the places of the parts that differ in another run.
+
+    All parts of a command that isn't there differ, where `lost`.
+    """
+    return [
+        differing_words(one.parts, twin.parts if twin else ()) if twin or lost else set()
+        for one, twin in zip(commands, twins_of(commands, others), strict=True)
+    ]
+
+
 def differing_words(words: Sequence[Word], others: Sequence[Word]) -> set[int]:
     """The places of the words that the others don't have alike."""
     one, two = [word.text for word in words], [word.text for word in others]

@@ -16,13 +16,12 @@ from launcher.tools.importing.commands import (
     ScriptCommand,
     ScriptRun,
     Word,
-    differing_words,
+    differing_parts,
     missing_paths,
     read_command,
     read_trace,
     starts_program,
     traced_places,
-    twins_of,
 )
 from launcher.tools.importing.placeholders import (
     LARGE,
@@ -280,7 +279,7 @@ class Recorder:
         """The run's commands, each word marked that depends on what isn't known."""
         if len(run.commands) != len(other.commands):
             self._tell(1, "how many commands it runs depends on what isn't given")
-        differing = _differing(run, other)
+        differing = differing_parts(run.commands, other.commands)
         causes = self._causes(run, world, differing)
         found = []
         for number, command in enumerate(run.commands):
@@ -312,7 +311,9 @@ class Recorder:
         causes = dict[tuple[int, int], list[str]]()
         if self.machine.batch:
             there = self._run(replace(world, number=2, only="RANK"))
-            for number, places in enumerate(_differing(run, there, lost=False)):
+            for number, places in enumerate(
+                differing_parts(run.commands, there.commands, lost=False)
+            ):
                 differing[number] |= places
                 causes |= {(number, at): ["RANK"] for at in places}
         open_ = {
@@ -328,7 +329,7 @@ class Recorder:
                 break
             # The same world once more, first: what differs then isn't the same each time.
             again = self._run(replace(world, number=2 if name else 1, only=name))
-            for number, places in enumerate(_differing(run, again)):
+            for number, places in enumerate(differing_parts(run.commands, again.commands)):
                 for at in places:
                     if (number, at) in open_ and causes.get((number, at)) != [""]:
                         causes.setdefault((number, at), []).append(name)
@@ -425,18 +426,6 @@ class Recorder:
     def _row(self, line: int) -> str:
         rows = self.call.text.splitlines()
         return rows[line - 1].strip() if 0 < line <= len(rows) else ""
-
-
-def _differing(run: ScriptRun, other: ScriptRun, *, lost: bool = True) -> list[set[int]]:
-    """For each command of a run the places of the parts that differ in another run.
-
-    All parts of a command that isn't there differ, where `lost`.
-    """
-    twins = twins_of(run.commands, other.commands)
-    return [
-        differing_words(one.parts, twin.parts if twin else ()) if twin or lost else set()
-        for one, twin in zip(run.commands, twins, strict=True)
-    ]
 
 
 def _without(letter: str) -> Callable[[re.Match[str]], str]:

@@ -26,7 +26,10 @@ from launcher.tools.importing.starts import (
     choose,
     differences,
     find_starts,
+    named_in_part,
+    respelled,
     starting,
+    upstreams_path,
 )
 
 NGC = re.compile(r"nvcr\.io[/#]nvidia/pytorch:(\d\d\.\d\d)-py3")
@@ -180,7 +183,7 @@ def _set_program(work: _Import) -> None:
     if cwd != ".":
         what = "relative paths start there, and here where the launcher is started"
         sheet.tell(work.start.line, f"cd {printable(cwd)}: {what}")
-    own = _of_upstream(text) or (named_in_part(text) if program.unknown else "")
+    own = upstreams_path(text) or (named_in_part(text) if program.unknown else "")
     if own:
         sheet.keys["program"] = yaml_text(own)
         if text.startswith(("/", "./")) and not program.unknown:
@@ -206,26 +209,17 @@ def _set_program(work: _Import) -> None:
         )
 
 
-def _of_upstream(text: str) -> str:
-    """The program of upstream's that a path ends in, "" for none."""
-    paths = sorted(upstreams(), key=len, reverse=True)
-    return next((path for path in paths if f"/{text}".endswith(f"/{path}")), "")
-
-
-def named_in_part(text: str) -> str:
-    """Of a path that isn't known wholly, the one program of upstream's that ends as it does."""
-    name = text.rpartition("/")[2]
-    found = [path for path in upstreams() if f"/{path}".endswith(f"/{name}")]
-    return found[0] if len(found) == 1 else ""
-
-
 # Options
 
 
 def _set_options(work: _Import) -> None:
     """The program's options under their keys, the rest under megatron_args; and the image."""
     sheet, given = work.sheet, dict[str, tuple[tuple[Word, ...], int]]()
-    spelled = _respelled(work)
+    forked = sheet.keys["program"] in upstreams()
+    spelled = respelled(work.start.arguments) if forked else {}
+    if spelled:
+        what = "taken with - for _, as Megatron has them"
+        sheet.tell(work.start.line, f"{', '.join(spelled)}: {what}")
     for name, values in as_options(work.start.arguments):
         line = values[0].line if values else _line_of(work.start, name)
         name = spelled.get(name, name)
@@ -257,19 +251,6 @@ def _set_options(work: _Import) -> None:
             _set_option(work, name, _taken(work, values, kinds.get(name)), line, list(given))
     if foreign:
         _tell_foreign(sheet, foreign, str(release))
-
-
-def _respelled(work: _Import) -> dict[str, str]:
-    """Options that a fork of upstream's program spells with _, as Megatron has them."""
-    upstreams_own = work.sheet.keys["program"] in upstreams()
-    known = {*arguments.own_keys(), *arguments.table().megatron} if upstreams_own else set()
-    names = [name for name, _ in as_options(work.start.arguments) if name not in known]
-    found = {n: n.replace("_", "-") for n in names if n.replace("_", "-") in known}
-    if found:
-        work.sheet.tell(
-            work.start.line, f"{', '.join(found)}: taken with - for _, as Megatron has them"
-        )
-    return found
 
 
 def _line_of(start: Start, name: str) -> int:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from launcher.runs.plan import arguments
 from launcher.runs.plan.program import upstreams
 from launcher.tools.importing.commands import ScriptCommand, Word
 
@@ -114,6 +115,13 @@ def as_options(words: Sequence[Word]) -> Iterator[tuple[str, tuple[Word, ...]]]:
         yield name, tuple(values)
 
 
+def respelled(words: Sequence[Word]) -> dict[str, str]:
+    """Options that a fork of upstream's program spells with _, as Megatron has them."""
+    known = {*arguments.own_keys(), *arguments.table().megatron}
+    names = {name: name.replace("_", "-") for name, _ in as_options(words)}
+    return {name: ours for name, ours in names.items() if name not in known and ours in known}
+
+
 def as_pairs(starter: str, words: Sequence[Word]) -> Iterator[tuple[str, Word]]:
     """The starter's own options by name, with _ for -, each with its value."""
     taking, at = WITH_VALUE.get(starter, "").split(), 0
@@ -178,3 +186,16 @@ def _around(commands: Sequence[ScriptCommand], command: ScriptCommand) -> list[S
         command = commands[command.parent]
         found.insert(0, command)
     return found
+
+
+def upstreams_path(text: str) -> str:
+    """The program of upstream's that a path ends in, "" for none."""
+    paths = sorted(upstreams(), key=len, reverse=True)
+    return next((path for path in paths if f"/{text}".endswith(f"/{path}")), "")
+
+
+def named_in_part(text: str) -> str:
+    """Of a path that isn't known wholly, the one program of upstream's that ends as it does."""
+    name = text.rpartition("/")[2]
+    found = [path for path in upstreams() if f"/{path}".endswith(f"/{name}")]
+    return found[0] if len(found) == 1 else ""
