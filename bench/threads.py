@@ -5,7 +5,8 @@
 FOLDER has a text for each thread of threads.yaml, `owner+name+number.txt`: what the thread quotes
 of the log. The texts are their writers' own and aren't kept here: --fetch gets what is missing
 from GitHub, what a thread begins with, as a whole (with GITHUB_TOKEN, or 60 in an hour). A third
-of the threads, drawn by a seed, is only ever measured on: no row is written from their texts.
+of the threads of `causes`, drawn by a seed, is only ever measured on: no row is written from their
+texts. Those of `read` were each measured once, before rows were written for them.
 """
 
 from __future__ import annotations
@@ -66,10 +67,11 @@ def verdict(text: bytes, rows: list[str]) -> str:
 def measured(folder: Path, known: dict[str, Any]) -> dict[str, Counter[str]]:
     """How many of the held-out third and of the rest are right, wrong, unknown or have no text."""
     found: dict[str, Counter[str]] = {"held out": Counter(), "the rest": Counter()}
-    for cause in known["causes"]:
+    for cause in known["causes"] + known["read"]:
         for thread in cause["threads"]:
             path = text_file(folder, thread)
-            share = "held out" if held_out(known["seed"], thread) else "the rest"
+            is_held = held_out(known["seed"], thread) and cause not in known["read"]
+            share = "held out" if is_held else "the rest"
             is_there = path.exists()
             found[share][verdict(path.read_bytes(), cause["rows"]) if is_there else "no text"] += 1
     return found
@@ -83,7 +85,8 @@ def main() -> int:
     given = parser.parse_args()
     known = yaml.safe_load(THREADS.read_text(encoding="utf-8"))
     if given.fetch:
-        fetch(given.folder, [thread for cause in known["causes"] for thread in cause["threads"]])
+        causes = known["causes"] + known["read"]
+        fetch(given.folder, [thread for cause in causes for thread in cause["threads"]])
     found = measured(given.folder, known)
     for share, counted in found.items():
         total = sum(counted.values()) - counted["no text"]

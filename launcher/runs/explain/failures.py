@@ -227,9 +227,8 @@ def _find(lines: list[Words], signs: dict[str, FailureSign]) -> None:
         if known.name not in parts or (sign is not None and sign.said is not None):
             continue
         for match in _matches(known, text, starts, parts[known.name]):
-            first, last = (
-                bisect_right(starts, at) - 1 for at in (match.start(), max(0, match.end() - 1))
-            )
+            first = bisect_right(starts, match.start()) - 1
+            last = bisect_right(starts, max(0, match.end() - 1)) - 1
             if not known.who or lines[last].speaker in known.who:
                 said = _located(lines, last)
                 signs[known.name] = FailureSign(known, said, lines[first].number, known.kind)
@@ -304,10 +303,8 @@ def _ordered(signs: list[FailureSign], raised: list[LogLine]) -> tuple[list[Fail
     )
     if not found or found[0].kind not in AFTERWARDS or found[0].said is None:
         return found, False
-    begin, ranks = (
-        min(sign.first for sign in found),
-        {sign.said.rank for sign in found if sign.said},
-    )
+    begin = min(sign.first for sign in found)
+    ranks = {sign.said.rank for sign in found if sign.said}
     return found, any(
         (said.line < begin or (said.rank and said.rank not in ranks)) and not _is_known(said)
         for said in raised
@@ -328,12 +325,8 @@ def _explains(other: FailureSign, sign: FailureSign) -> bool:
     if sign.said is None or other.said is None or (other.failure.follows and not is_summary):
         return False
     inside = other.first <= sign.first and sign.said.line <= other.said.line
-    return inside and (is_summary or _extent(other) > _extent(sign))
-
-
-def _extent(sign: FailureSign) -> int:
-    """The lines after the first that it explains."""
-    return max(0, sign.said.line - sign.first) if sign.said else 0
+    is_more = (other.first, other.said.line) != (sign.first, sign.said.line)
+    return inside and (is_summary or is_more)
 
 
 def _is_known(said: LogLine) -> bool:

@@ -162,12 +162,10 @@ def by_source(lines: list[Words]) -> list[Words]:
     ordered = [line for group in groups.values() for line in group]
     ignored = False
     for index, line in enumerate(ordered):
-        if line.text.startswith(IGNORED):
-            ignored = True
-        elif ignored and not line.text.startswith((" ", "Traceback")):
-            ignored = False
-            if "killed by signal" not in line.text:
-                ordered[index] = line._replace(text="")
+        goes_on = ignored and line.text.startswith((" ", "Traceback"))
+        if ignored and not goes_on and "killed by signal" not in line.text:
+            ordered[index] = line._replace(text="")
+        ignored = goes_on or line.text.startswith(IGNORED)
     for index, (before, line) in enumerate(pairwise(ordered), start=1):
         if before.text.strip() == LAST_ERROR and not line.text.startswith(WARNS):
             ordered[index] = Words(line.number, line.raw, WARNS + line.text, line.source)
