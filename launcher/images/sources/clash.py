@@ -32,8 +32,8 @@ def clash_in(said: str, there: Mapping[str, str], limits: Sequence[str] = ()) ->
     text = " ".join(said.lower().split())
     asked = re.sub(r"(you require [^|,]*?) and (?!you )", r"\1|", text)
     claims: list[_Claim] = [("", "", *one) for one in ASKED.findall(asked)] + NEEDS.findall(text)
-    named = [Requirement(one) for one in limits]
-    bounds = {str(canonicalize_name(one.name)): str(one.specifier) for one in named}
+    ours = map(Requirement, limits)
+    bounds: dict[str, str] = {canonicalize_name(one.name): str(one.specifier) for one in ours}
     lacking = [(all_ or not limit, name, limit) for all_, name, limit in WHEELLESS.findall(text)]
     found, loose = [], []
     for at, claim in enumerate(claims):
