@@ -162,19 +162,19 @@ ORDER = [*SCOPES, "images"]
 
 
 @cache
-def scope(file: str) -> str:
+def scope(file: Path) -> str:
     """The files that one worker runs one after the other, for they share what an engine has."""
-    if "pytest.mark.engine" not in (ROOT / file).read_text(encoding="utf-8"):
-        return file
-    name = Path(file).stem.removeprefix("test_")
+    if "pytest.mark.engine" not in file.read_text(encoding="utf-8"):
+        return str(file)
+    name = file.stem.removeprefix("test_")
     return next((one for one, files in SCOPES.items() if name in files.split()), "images")
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put the tests that need an engine first."""
 
     def place(item: pytest.Item) -> int:
-        found = scope(item.path.relative_to(config.rootpath).as_posix())
+        found = scope(item.path)
         return ORDER.index(found) if found in ORDER else len(ORDER)
 
     items.sort(key=place)
@@ -192,7 +192,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
     class ByFile(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            return scope(nodeid.partition("::")[0])
+            return scope(config.rootpath / nodeid.partition("::")[0])
 
     config.option.loadscopereorder = False
     return ByFile(config, log)

@@ -154,7 +154,7 @@ def parse(number: int, raw: str) -> Words:
 def by_source(lines: list[Words]) -> list[Words]:
     """The lines with those of each rank together, in the order in which ranks begin.
 
-    NCCL's last warning as torch repeats it becomes NCCL's own; an ignored exception has no words.
+    NCCL's last warning as torch repeats it becomes NCCL's own; an ignored exception is emptied.
     """
     groups: dict[str, list[Words]] = {}
     for line in lines:

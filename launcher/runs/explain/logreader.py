@@ -33,7 +33,7 @@ TROUBLE = re.compile(
     rb"undefined|abort|stopiteration|unreachable|unrecogni[sz]ed|insufficient|taint|disagree|"
     rb"dumped|incompatible|signal|cancel|interrupt|out of (?:memory|resource)|retry count|"
     rb"expired|exceeded|missing|fault|ctrl-c|refused|exited|zero bytes|unsupported|unavailable|"
-    rb"backtrace|\?\?\?:0|matched|different"
+    rb"fatal|disabled|backtrace|\?\?\?:0|matched|different"
 )
 """What a line has, or its neighbour, that is looked at for known failures."""
 

@@ -6,7 +6,7 @@ import difflib
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 OWN_PATH = re.compile(r"[^:]*/(standin|launcher-import-\w+)/bin:")
 MOST_WORDS = 5000
@@ -44,6 +44,12 @@ class ScriptCommand:
     def name(self) -> str:
         """The program's name, without its folder."""
         return self.words[0].text.rpartition("/")[2]
+
+    @property
+    def parts(self) -> tuple[Word, ...]:
+        """Its words, and each variable as NAME=value."""
+        env = (replace(word, text=f"{name}={word.text}") for name, word in sorted(self.env.items()))
+        return (*self.words, *env)
 
 
 def traced_places(trace: list[tuple[int, str]]) -> list[tuple[int, str, int]]:

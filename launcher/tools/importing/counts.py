@@ -37,7 +37,7 @@ def set_processes(sheet: Sheet, start: Start, around: ScriptContext) -> None:
             value = f" {word.text}" if word.text else ""
             sheet.tell(word.line, f"{start.starter}'s {name}{value}: not carried over")
     counts = around.counts
-    several = {one.name for one in start.around} & {"srun", "mpirun", "mpiexec"}
+    several = {one.name for one in start.around} & {"srun", "mpirun", "mpiexec", "aprun"}
     nodes = (
         given.get("nnodes")
         or counts.get("operator")

@@ -225,8 +225,10 @@ def named_in_part(text: str) -> str:
 def _set_options(work: _Import) -> None:
     """The program's options under their keys, the rest under megatron_args; and the image."""
     sheet, given = work.sheet, dict[str, tuple[tuple[Word, ...], int]]()
+    spelled = _respelled(work)
     for name, values in as_options(work.start.arguments):
         line = values[0].line if values else _line_of(work.start, name)
+        name = spelled.get(name, name)
         if not name:
             for word in values:
                 if word.unknown:
@@ -255,6 +257,19 @@ def _set_options(work: _Import) -> None:
             _set_option(work, name, _taken(work, values, kinds.get(name)), line, list(given))
     if foreign:
         _tell_foreign(sheet, foreign, str(release))
+
+
+def _respelled(work: _Import) -> dict[str, str]:
+    """Options that a fork of upstream's program spells with _, as Megatron has them."""
+    upstreams_own = work.sheet.keys["program"] in upstreams()
+    known = {*arguments.own_keys(), *arguments.table().megatron} if upstreams_own else set()
+    names = [name for name, _ in as_options(work.start.arguments) if name not in known]
+    found = {n: n.replace("_", "-") for n in names if n.replace("_", "-") in known}
+    if found:
+        work.sheet.tell(
+            work.start.line, f"{', '.join(found)}: taken with - for _, as Megatron has them"
+        )
+    return found
 
 
 def _line_of(start: Start, name: str) -> int:

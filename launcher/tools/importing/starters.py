@@ -37,6 +37,7 @@ FAMILIES = {
     "salloc": "slurm",
     "mpirun": "mpirun",
     "mpiexec": "mpirun",
+    "aprun": "mpirun",
     "docker": "docker",
     "podman": "docker",
     "apptainer": "apptainer",

@@ -183,10 +183,6 @@ def test_an_exception_that_python_ignores_ends_nothing() -> None:
     stale = "OSError: [Errno 116] Stale file handle"
     assert first(*ended, stale) == ""
     assert first(ended[0], stale) == "a disk or a shared file system failed"
-    frames = [
-        "Exception ignored in: <function x>",
-        "Traceback (most recent call last):",
-        "  File 3",
-    ]
+    frames = ["Exception ignored in: <function x>", "Traceback (most recent call last):", "  x"]
     assert first(*frames, stale) == ""
     assert first(*frames, stale, stale) == "a disk or a shared file system failed"
