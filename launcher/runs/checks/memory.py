@@ -195,6 +195,8 @@ def _needed(
         if laid:
             largest = max(parameters / (where.data * where.context), expert_layers * own / sharers)
             beside = max(beside, LAID * largest - sum(parts[3:]))
+        if fast and tensor > 1:  # a flag of each, whether this rank counts it in the norm
+            beside += parameters / (where.data * where.context if laid else 1)
         stages.append(MemoryEstimate(*parts, int(beside)))
     return max(stages, key=lambda memory: memory.total)
 

@@ -62,10 +62,10 @@ CPU_TFLOPS, CPU_MEMORY = 0.05, 0.02
 
 BUSY = "upstream, busy"
 OFF = {
-    "kernels": (0.83, 1.06),
-    "graphed": (0.83, 1.06),
-    "compiled": (0.83, 1.06),
-    "experts": (0.82, 1.03),
+    "kernels": (0.83, 1.14),
+    "graphed": (0.83, 1.14),
+    "compiled": (0.83, 1.14),
+    "experts": (0.54, 1.03),
     "eager": (0.80, 1.15),
     "upstream": (0.65, 1.45),
     BUSY: (0.72, 1.06),
@@ -172,10 +172,11 @@ def step(work: Work, card: GpuRates) -> StepCost | None:
     virtual = max(1.0, layers / work.number("num_layers_per_virtual_pipeline_stage", size.layers))
     operations = size.operations(work.batch) / where.world * (4 / 3 if again else 1)
     each, once = HOST[how]
-    if how == "eager" and size.experts and "moe_grouped_gemm" not in options:
+    alone = how in ("eager", "upstream") and "moe_grouped_gemm" not in options
+    if alone and size.experts:
         over = work.number("expert_model_parallel_size", 1)
         each += EXPERT * size.experts / over * size.expert_layers / size.layers
-    alone = StepCost(
+    unsent = StepCost(
         arithmetic=operations / card.tflops / 1e9,
         traffic=traffic / card.memory / 1e9,
         communication=0.0,
@@ -183,8 +184,8 @@ def step(work: Work, card: GpuRates) -> StepCost | None:
         bubble=(where.pipeline - 1) / count / virtual,
         between=BETWEEN * layers * count if how in COMPILED else 0.0,
     )
-    communication = _communication(work, size, needed, card, alone)
-    return None if communication is None else replace(alone, communication=communication)
+    communication = _communication(work, size, needed, card, unsent)
+    return None if communication is None else replace(unsent, communication=communication)
 
 
 def starts(work: Work) -> str:

@@ -33,7 +33,7 @@ LARGE = ("model.num_layers=48", "model.hidden_size=1600", "model.num_attention_h
             ("parallel.tensor_model_parallel_size=2", "training.micro_batch_size=1",
              "parallel.use_distributed_optimizer=true", "model.seq_length=8192",
              "model.max_position_embeddings=8192", "training.global_batch_size=1"),
-            5.5,
+            5.6,
             "--set parallel.sequence_parallel=true",
         ),
         (
@@ -47,7 +47,7 @@ LARGE = ("model.num_layers=48", "model.hidden_size=1600", "model.num_attention_h
             2,
             ("model.num_layers=24", "model.hidden_size=2048", "model.num_attention_heads=16",
              "training.micro_batch_size=1", "parallel.use_distributed_optimizer=true"),
-            17.5,
+            18.5,
             "--set parallel.tensor_model_parallel_size=2",
         ),
     ],
