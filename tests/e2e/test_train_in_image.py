@@ -99,7 +99,10 @@ def test_ranks_take_the_interface_by_which_their_nodes_met(
                 detach=True,
                 init=True,
                 network_mode="none",
-                environment={"PYTHONPATH": "/opt/megatron/lib:/opt/packages/lib:/repo"},
+                environment={
+                    "PYTHONPATH": "/opt/megatron/lib:/opt/packages/lib:/repo",
+                    "LAUNCHER_ALL_REDUCE_SECONDS": "300",
+                },
                 volumes={str(ROOT): {"bind": "/repo", "mode": "ro"}},
             )
             stack.callback(container.remove, force=True)
