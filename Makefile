@@ -4,8 +4,8 @@ VENV := .venv
 RUN := $(VENV)/bin/python -m launcher
 COMPILE := $(VENV)/bin/uv pip compile --quiet --universal --python-version 3.10 --generate-hashes \
   --no-emit-index-url --no-emit-package future --custom-compile-command 'make requirements'
-# One has the container engine to itself, the other does the rest: tests/conftest.py.
-WORKERS := -n 2 --durations=20
+# More than two cores: tests that need an engine wait for it much of their time.
+WORKERS := -n 3 --durations=20
 
 .DEFAULT_GOAL := help
 .PHONY: help venv dev demo test test-long image images render check lint drift verify lock compat requirements

@@ -28,7 +28,7 @@ from launcher.runs.plan.program import program
 from launcher.runs.runfile.config import RunConfig
 from launcher.tools.importing import placeholders
 from launcher.tools.importing.commands import Word
-from launcher.tools.importing.from_script import import_script, machine
+from launcher.tools.importing.from_script import _beside, import_script, machine
 from launcher.tools.importing.recording import Recorder, World
 from launcher.tools.importing.sandbox import ScriptCall, find_sandbox
 from launcher.tools.importing.shell_script import ImportResult
@@ -38,17 +38,19 @@ from launcher.tools.importing.starts import as_options
 SUFFIXES = (".sh", ".sbatch", ".slurm", ".pbs", ".job")
 GOES_WITHOUT = [("--distributed-backend", ["nccl"])]
 SIZES = ("--num-layers", "--hidden-size")
+"""T5 has encoder- before its layers, and a fork _ for -."""
 
 
 def main(arguments: list[str]) -> int:
     """Print what comes of each script with `--list`, and the sums; 1 where a goal is missed."""
-    paths = list(_scripts(Path(arguments[0])))
+    paths = [path.resolve() for path in _scripts(Path(arguments[0]))]
     if "--truth" in arguments:
         return _truth(paths, int(arguments[arguments.index("--truth") + 1]))
     sandbox, chosen = find_sandbox(), images("24.10")
     kinds, waits, lost, slow = collections.Counter[str](), collections.Counter[str](), 0, 0.0
     for path in paths:
         begun = time.monotonic()
+        os.chdir(_beside(path))  # where its users call it
         try:
             text = yamlfile.read(path, str(path))
             done = import_script(path, text, chosen, sandbox)
@@ -134,7 +136,8 @@ def _kind(done: ImportResult) -> tuple[str, list[str]]:
     needs = [left.what for left in done.told if left.what.startswith("to be given: ")]
     names = [text[len("to be given: ") :].partition(" (")[0] for text in needs]
     options = {name for name, values in as_options(done.start.arguments) if values}
-    if not options.issuperset(SIZES):
+    plain = {one.replace("_", "-").replace("--encoder-num", "--num") for one in options}
+    if not plain.issuperset(SIZES):
         return "no sizes", names
     if not names and not done.wrong:
         return "as it is", names

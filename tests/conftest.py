@@ -54,8 +54,9 @@ def missing(*names: str) -> list[str]:
 
 @pytest.fixture(scope="session", autouse=True)
 def _runs(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """The records of the tests' runs are not the user's."""
+    """The records of the tests' runs are not the user's, and their nodes wait for one another."""
     os.environ["LAUNCHER_RUNS"] = str(tmp_path_factory.mktemp("runs"))
+    os.environ["LAUNCHER_ALL_REDUCE_SECONDS"] = "300"
 
 
 @pytest.fixture(scope="session")
@@ -149,24 +150,39 @@ def cpu_images(engine: DockerClient, site: Settings, bases: BaseNames) -> CpuIma
     return CpuImages(engine, site, bases)
 
 
-RUNS = frozenset(
-    "compose compose_create data debian13 doctor example faults gpus local payload shell slurm "
-    "source_mount trained train_in_image watchdog weights_in_image".split()
-)
-"""The files that start runs in an engine; the others that need one make and count images."""
+SCOPES = {
+    "inside": "train_in_image local weights_in_image docs_in_image data example trained doctor",
+    "runs": "compose compose_create debian13 faults gpus payload shell slurm source_mount watchdog",
+}
+"""The files that train in the CPU image, and those whose runs are started, stopped and killed; the
+others that need an engine make and count images."""
+
+ORDER = [*SCOPES, "images"]
+"""What takes longest comes first, and the small files of the other tests last."""
 
 
 @cache
-def scope(file: str) -> str:
+def scope(file: Path) -> str:
     """The files that one worker runs one after the other, for they share what an engine has."""
-    if "pytest.mark.engine" not in (ROOT / file).read_text(encoding="utf-8"):
-        return file
-    return "runs" if Path(file).stem.removeprefix("test_") in RUNS else "images"
+    if "pytest.mark.engine" not in file.read_text(encoding="utf-8"):
+        return str(file)
+    name = file.stem.removeprefix("test_")
+    return next((one for one, files in SCOPES.items() if name in files.split()), "images")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the tests that need an engine first."""
+
+    def place(item: pytest.Item) -> int:
+        found = scope(item.path)
+        return ORDER.index(found) if found in ORDER else len(ORDER)
+
+    items.sort(key=place)
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Of several workers, one starts runs, another makes images, and all take file by file.
+    """Of several workers, each takes one of ORDER, and then all take file by file.
 
     Where --dist names another way, as inside an image, that is taken.
     """
@@ -176,8 +192,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
     class ByFile(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            return scope(nodeid.partition("::")[0])
+            return scope(config.rootpath / nodeid.partition("::")[0])
 
+    config.option.loadscopereorder = False
     return ByFile(config, log)
 
 

@@ -15,7 +15,7 @@ FIRST, SECOND = "10.99.7.1", "10.99.7.2"
 
 
 def ip(line: str) -> None:
-    done = subprocess.run(["ip", *shlex.split(line)], capture_output=True, text=True, timeout=10)
+    done = subprocess.run(["ip", *shlex.split(line)], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, f"ip {line}: {done.stderr}"
 
 
@@ -41,7 +41,7 @@ def machines_of(processes: Sequence[int] = ()) -> Iterator[list[str]]:
         yield names
     finally:
         for name in names:
-            subprocess.run(["ip", "netns", "delete", name], check=False, timeout=10)
+            subprocess.run(["ip", "netns", "delete", name], check=False, timeout=300)
 
 
 @pytest.fixture

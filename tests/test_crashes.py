@@ -8,7 +8,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -29,9 +29,16 @@ REMOVING = {"unlink", "unlinkat", "rmdir"}
 NAMING = {"rename"}
 """What is removed is taken out of its place by renameat before."""
 
+KILLED = 0
+"""In place of an error of `crash`."""
+
 
 def crash(
-    folder: Path, work: Callable[[], object], holds: Callable[[], None], least: int
+    folder: Path,
+    work: Callable[[], object],
+    holds: Callable[[], None],
+    least: int,
+    errors: Sequence[int] = (errno.ENOSPC, errno.EROFS, KILLED),
 ) -> list[str]:
     """Cut `work` at each call; `holds` each time, in `folder` as it was before. All of its calls.
 
@@ -41,7 +48,7 @@ def crash(
     before = folder.with_name("before")
     shutil.copytree(folder, before, symlinks=True)
     called: list[str] = []
-    for error in (errno.ENOSPC, errno.EROFS, 0):
+    for error in errors:
         for called in cut.cuts(work, error):  # noqa: B007
             holds()
             shutil.rmtree(folder)

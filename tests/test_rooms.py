@@ -108,6 +108,18 @@ def test_rooms_stay_small() -> None:
     assert long == {"images.builder.megatron_core_training_example"}  # it needs no other file
 
 
+def test_a_class_name_stands_once() -> None:
+    """49 stood twice or more: seven were named Request. The example script needs no other file."""
+    names = [
+        node.name
+        for name, path in modules()
+        if not name.endswith(".megatron_core_training_example")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ClassDef)
+    ]
+    assert {name for name in names if names.count(name) > 1} == set()
+
+
 def test_what_a_docstring_raises_is_a_class() -> None:
     """Docstrings went on naming classes that had other names by then."""
     classes = {*dir(builtins), *dir(pickle), *dir(subprocess), *dir(tarfile)}

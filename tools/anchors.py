@@ -1,4 +1,4 @@
-"""Writes the anchors of known failures: `python3 -m tools.anchors`.
+"""The anchors of known failures, which `python3 -m tools.failures` writes.
 
 An anchor is a text that stands in whatever an expression matches. They are read from the parsed
 expressions of launcher/runs/explain/known/; launcher/runs/explain/anchors.json is written anew.
@@ -67,7 +67,7 @@ def _weight(text: str) -> int:
 def _inside(node: Any) -> set[str]:
     operation, value = node
     if operation is code.SUBPATTERN:
-        return _required(value[3])
+        return set() if value[1] & re.IGNORECASE else _required(value[3])
     if operation is code.BRANCH:
         sets = [_required(one) for one in value[1]]
         return set[str]().union(*sets) if all(all(one) and one for one in sets) else set()
@@ -158,5 +158,6 @@ def _expression(tree: dict[str, Any]) -> str:
     return f"(?:{'|'.join(branches)})" if len(branches) > 1 else branches[0]
 
 
-if __name__ == "__main__":
+def write() -> None:
+    """Write the file beside the rows."""
     ANCHORS.write_text(json.dumps(index(), indent=0, ensure_ascii=False) + "\n", encoding="utf-8")

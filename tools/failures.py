@@ -1,4 +1,7 @@
-"""Writes docs/failures.md from the table of known failures: `python3 -m tools.failures`."""
+"""Writes docs/failures.md, and the anchors beside the rows, from the table of known failures.
+
+`python3 -m tools.failures` does it.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from itertools import groupby
 from pathlib import Path
 
 from launcher.runs.explain.failures import Failure, table
+from tools import anchors
 
 PAGE = Path(__file__).parents[1] / "docs" / "failures.md"
 HEAD = """\
@@ -50,4 +54,5 @@ def _first(cure: str) -> str:
 
 if __name__ == "__main__":
     PAGE.write_text(page(), encoding="utf-8")
+    anchors.write()
     sys.exit(0)

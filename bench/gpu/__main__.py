@@ -22,7 +22,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from launcher.trainer import rate
+from launcher.tools.tuning import rate
 
 RUNNER = "-m launcher.agent.runner --processes-per-node 1 --grace 60"
 OURS = "-m launcher.trainer.gpt"

@@ -20,7 +20,7 @@ UNABLE = 121
 START = os.path.join(os.path.dirname(os.path.abspath(__file__)), "start.py")
 
 
-class Files:
+class NodeFiles:
     """The files by which the launcher, the job's script and its nodes exchange facts.
 
     stop and limit-N ask for a stop, failed-N says that a node has failed, ask holds a question,
@@ -73,7 +73,7 @@ class Files:
             say(f"can't write {self.path(name)}: {error.strerror}")
 
 
-def supervise(files: Files, command: "list[str]", report: "list[str]") -> int:
+def supervise(files: NodeFiles, command: "list[str]", report: "list[str]") -> int:
     """Run the command until it ends; its exit code, as a shell has it.
 
     It alone is asked to stop: a signal to all processes would also end those that load the data,
@@ -100,7 +100,7 @@ def supervise(files: Files, command: "list[str]", report: "list[str]") -> int:
             answer(files, question, report)
 
 
-def answer(files: Files, question: str, report: "list[str]") -> None:
+def answer(files: NodeFiles, question: str, report: "list[str]") -> None:
     """Have the report written by a process of its own, which takes its time."""
     to = files.path(f"{files.node}.{question}.tar")
     line = '{} > "$1" && mv -f "$1" "$2"'.format(" ".join(map(shlex.quote, report)))
@@ -130,7 +130,7 @@ def main(argv: "list[str]") -> int:
     parser.add_argument("--needs", nargs="*", default=[], help="paths that must be there")
     parser.add_argument("--report", default="", help="a command that says where the ranks are")
     asked = parser.parse_args(argv[:at])
-    files = Files(asked.folder, asked.start, os.environ["SLURM_NODEID"])
+    files = NodeFiles(asked.folder, asked.start, os.environ["SLURM_NODEID"])
     signal.signal(signal.SIGTERM, lambda *_: None)  # scancel's, which all processes get
     files.begin()
     code = UNABLE

@@ -7,6 +7,7 @@ read. JSON, since it travels with each run as it is.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -19,11 +20,12 @@ FOLDER = Path(__file__).with_suffix("")
 def _files() -> Mapping[str, Mapping[str, Any]]:
     """The data of each series, the oldest first."""
     found = {path.stem: json.loads(path.read_text("utf-8")) for path in FOLDER.glob("*.json")}
-    return {name: found[name] for name in sorted(found, key=_numbers)}
+    return {name: found[name] for name in sorted(found, key=numbers)}
 
 
-def _numbers(release: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in release.split(".")[:2] if part.isdecimal())
+def numbers(text: str) -> tuple[int, ...]:
+    """The numbers in a version or tag, by which it is compared: (550, 54, 15) of '550.54.15'."""
+    return tuple(map(int, re.findall(r"\d{1,9}", text)))
 
 
 @cache
@@ -53,7 +55,7 @@ def is_known(release: str) -> bool:
 
 def nearest(release: str) -> str:
     """The described series that a release is taken for: its own, or the last before it."""
-    before = [name for name in known() if _numbers(name) <= _numbers(release)]
+    before = [name for name in known() if numbers(name) <= numbers(series_of(release))]
     return before[-1] if before else known()[0]
 
 
@@ -80,6 +82,6 @@ def removed(release: str) -> dict[str, str]:
     """The options that Megatron's parser takes only to end at, and what replaces each."""
     found = dict[str, str]()
     for name, said in _files().items():
-        if _numbers(name) <= _numbers(nearest(release)):
+        if numbers(name) <= numbers(nearest(release)):
             found |= said.get("removed", {})
     return found

@@ -14,10 +14,10 @@ import functools
 import importlib
 import importlib.util
 import inspect
-import io
 import json
 import os
 import sys
+import tempfile
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from types import SimpleNamespace
@@ -51,16 +51,17 @@ def main(argv: Sequence[str]) -> None:
 
 def verdict(argv: Sequence[str], world_size: int, capability: tuple[int, int]) -> dict[str, str]:
     """What the program says of `argv`, which begins with the program."""
-    said = io.StringIO()
-    try:
-        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(said):
-            _describe(world_size, capability)
-            _ask_upstreams(argv)
-    except SystemExit as ended:  # argparse, after its message
-        last = (said.getvalue().strip().splitlines() or [f"it exits with {ended.code}"])[-1]
-        return {"refused": last, "where": "its options"}
-    except Exception as error:
-        return _judged(error)
+    with tempfile.TemporaryFile("w+") as said:  # with a descriptor, which faulthandler asks for
+        try:
+            with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+                _describe(world_size, capability)
+                _ask_upstreams(argv)
+        except SystemExit as ended:  # argparse, after its message
+            said.seek(0)
+            last = (said.read().strip().splitlines() or [f"it exits with {ended.code}"])[-1]
+            return {"refused": last, "where": "its options"}
+        except Exception as error:
+            return _judged(error)
     return {}
 
 

@@ -99,9 +99,9 @@ class PendingFile:
         self.close()
 
 
-def aside_path(target: Path, token: str) -> Path:
+def aside_path(target: Path, token: str, ending: str = ASIDE) -> Path:
     """Where what will be `target` is written."""
-    return target.with_name(f".{target.name}.{token}{ASIDE}")
+    return target.with_name(f".{target.name}.{token}{ending}")
 
 
 def asides(target: Path, ending: str = ASIDE) -> dict[str, Path]:

@@ -236,7 +236,7 @@ def _brought() -> EntryPoints:
     return entry_points(group=GROUP)
 
 
-class Parser(argparse.ArgumentParser):
+class CommandParser(argparse.ArgumentParser):
     """An ArgumentParser whose errors name the usage of the command that the words are for."""
 
     _words: Sequence[str] = ()
@@ -288,7 +288,7 @@ class Parser(argparse.ArgumentParser):
 
 def parser(argv: Sequence[str] | None = None) -> argparse.ArgumentParser:
     """The parser of the command that `argv` begins with; of all, in full where there is no argv."""
-    parser = Parser(
+    parser = CommandParser(
         prog="launcher",
         description="Reproducible Megatron-LM images, and a launcher for training runs in them.",
         epilog=EXIT_CODES,
@@ -299,7 +299,7 @@ def parser(argv: Sequence[str] | None = None) -> argparse.ArgumentParser:
     first = "--help" if argv is not None and not argv else (argv or [""])[0]
     listed = first in ("-h", "--help")
     # None of those that are listed is called, and each looks for translations on the disk.
-    kind: Any = (lambda **_: parser) if listed else Parser
+    kind: Any = (lambda **_: parser) if listed else CommandParser
     commands = parser.add_subparsers(
         dest="command", metavar="COMMAND", required=True, parser_class=kind
     )

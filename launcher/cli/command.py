@@ -17,7 +17,7 @@ from launcher.base import names
 from launcher.base.screen import printable
 
 if TYPE_CHECKING:
-    from launcher.runs.follow.live import Shown
+    from launcher.runs.follow.live import OutputDetail
 
 Part = Callable[[Any], object]
 """Adds an argument, or several, to a parser or to a group of its arguments."""
@@ -158,11 +158,17 @@ BASES = image(
 )
 
 
-def shown(args: Namespace) -> Shown:
+def shown(args: Namespace) -> OutputDetail:
     """How much of a run is shown."""
-    from launcher.runs.follow.live import Shown
+    from launcher.runs.follow.live import OutputDetail
 
-    return Shown.QUIET if args.quiet else Shown.WHOLE if args.verbose else Shown.USUAL
+    return (
+        OutputDetail.QUIET
+        if args.quiet
+        else OutputDetail.WHOLE
+        if args.verbose
+        else OutputDetail.USUAL
+    )
 
 
 def table(rows: Sequence[tuple[str, ...]]) -> str:

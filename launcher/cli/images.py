@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from launcher.images.builder.beside import ImageDocuments
     from launcher.images.carry.images import EngineImage
     from launcher.tools.trials.facts import Fact
-    from launcher.tools.trials.trials import Verdict
+    from launcher.tools.trials.trials import TrialResult
 
 COLUMNS = ("ID", "NAME", "ROW", "MEGATRON", "ADDS", "CREATED", "BASE")
 
@@ -169,7 +169,7 @@ def probe(args: Namespace) -> int:
         image = {"name": row.base}
     chosen = backend(args.backend)
     found = facts.ask_image(chosen, image, args.gpus)
-    verdicts: dict[str, Verdict] = {}
+    verdicts: dict[str, TrialResult] = {}
     if not (args.facts or args.base):
         verdicts = trials.attempts(chosen, image, args.gpus, args.limit, found, args.source)
     if args.json:
@@ -191,7 +191,7 @@ def probe(args: Namespace) -> int:
     return 1 if wrong or failed or any(one.failed for one in verdicts.values()) else 0
 
 
-def _facts(found: Mapping[str, Fact], verdicts: Mapping[str, Verdict]) -> str:
+def _facts(found: Mapping[str, Fact], verdicts: Mapping[str, TrialResult]) -> str:
     lines = []
     for name, fact in found.items():
         lines += [f"{name:26}{fact}", *(f"{'':26}{line}" for line in fact.warnings)]

@@ -311,13 +311,14 @@ def receipt(args: Namespace) -> int:
     flag("--dry-run", "print what would be removed"),
 )
 def prune(args: Namespace) -> int:
-    """Remove records; checkpoints and running runs stay."""
+    """Remove records, those of bisects too; checkpoints and running runs stay."""
     from launcher.base.names import LABEL
     from launcher.base.settings import settings
     from launcher.runs import payload
     from launcher.runs.follow import find
     from launcher.runs.records import record as records
     from launcher.runs.records import runs
+    from launcher.tools.bisect import kept
 
     if not (args.state or args.name or args.older_than or args.since or args.keep):
         raise UsageError(
@@ -327,7 +328,8 @@ def prune(args: Namespace) -> int:
     if args.keep < 0:
         raise UsageError(f"--keep {args.keep} is no number of runs")
     jobs, silent = find.everywhere()
-    freed, known = 0, runs.known(job for _, job in jobs)
+    freed, known = 0, [*runs.known(job for _, job in jobs), *kept.summaries()]
+    known.sort(key=lambda run: run.created, reverse=True)
     for run in runs.to_prune(known, _filter(args), args.keep):
         size = 0 if args.dry_run else runs.prune(run)
         if size is not None:  # else it is about to be started again

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
-import importlib
+import importlib.util
 import json
 import os
 import signal
@@ -19,6 +19,7 @@ from typing import Any
 from launcher.agent import compat, cpu, program
 from launcher.agent.ranks import rank
 
+FAST = "launcher.trainer.fast"
 SETTLE_SECONDS = 1.0
 """How long ranks that outlive a failed one have to say why."""
 
@@ -28,8 +29,9 @@ def imported() -> None:
     compat.trust_checkpoints()
     cpu.install()
     compat.prepare()
-    for name in ("torch._dynamo", "launcher.trainer.fast.trainer"):
-        importlib.import_module(name)
+    importlib.import_module("torch._dynamo")
+    if importlib.util.find_spec(FAST):  # it is optional
+        importlib.import_module(f"{FAST}.trainer")
 
 
 def become(parent: int, output: str, folder: str, variables: dict[str, str]) -> None:

@@ -228,6 +228,14 @@ def program(tmp_path: Path) -> Path:
     return script
 
 
+@pytest.fixture
+def silent(tmp_path: Path) -> Path:
+    """Ends at once, where it is the runners that matter."""
+    script = tmp_path / "silent.py"
+    script.touch()
+    return script
+
+
 def nodes(
     program: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -285,11 +293,11 @@ def test_a_node_that_is_refused_ends_the_others(
 @pytest.mark.megatron
 @pytest.mark.parametrize(("second", "code"), [("one", 0), ("two", 121)])
 def test_checkpoints_are_on_a_disk_that_all_share(
-    second: str, code: int, program: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    second: str, code: int, silent: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else half of each checkpoint is found missing when it is needed."""
     saved = [tmp_path / "one", tmp_path / second]
-    for run in nodes(program, monkeypatch, 1, 1, saved=saved):
+    for run in nodes(silent, monkeypatch, 1, 1, saved=saved):
         assert run.code == code, run.output
         assert ("  checkpoints: node 1 (" in run.output) == (code != 0)
     assert [path.name for path in tmp_path.glob("*/.seen*")] == []
@@ -298,7 +306,7 @@ def test_checkpoints_are_on_a_disk_that_all_share(
 @pytest.mark.megatron
 @pytest.mark.parametrize(("second", "code"), [("one", 0), ("two", 121), ("made", 0)])
 def test_the_sample_index_is_on_a_disk_that_all_share(
-    second: str, code: int, program: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    second: str, code: int, silent: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rank 0 makes it, and all others would look for it where it isn't."""
     (tmp_path / "text.idx").write_bytes(b"0")
@@ -307,7 +315,7 @@ def test_the_sample_index_is_on_a_disk_that_all_share(
     (tmp_path / "made/cache/0-GPTDataset-train-shuffle_index.npy").touch()
     text = str(tmp_path / "text")
     words = [["--data-cache-path", str(tmp_path / one), text] for one in ("one", second)]
-    for run in nodes(program, monkeypatch, 1, 1, words=words):
+    for run in nodes(silent, monkeypatch, 1, 1, words=words):
         assert run.code == code, run.output
         assert ("  the data's sample index: node 1 (" in run.output) == (code != 0)
     assert [path.name for path in tmp_path.glob("*/.seen*")] == []

@@ -63,9 +63,9 @@ def test_another_nodes_failure_ends_it_once_it_had_time_to_fail_itself(
     (tmp_path / "failed-0").touch()
     (tmp_path / "failed-1").touch()
     words = [sys.executable, "-c", "import time; time.sleep(60)"]
-    assert node.supervise(node.Files(str(tmp_path), "1", "0"), words, []) == 137
+    assert node.supervise(node.NodeFiles(str(tmp_path), "1", "0"), words, []) == 137
     ends = [sys.executable, "-c", "import time; time.sleep(1)"]
-    assert node.supervise(node.Files(str(tmp_path), "2", "0"), ends, []) == 0
+    assert node.supervise(node.NodeFiles(str(tmp_path), "2", "0"), ends, []) == 0
 
 
 def test_a_question_is_answered_once_by_a_report(tmp_path: Path) -> None:
@@ -84,7 +84,7 @@ def test_a_question_is_answered_once_by_a_report(tmp_path: Path) -> None:
 def test_what_is_no_question_is_passed_over(tmp_path: Path, asked: bytes) -> None:
     """A question becomes part of a path, and text that can't be read ended the run's watching."""
     (tmp_path / "ask").write_bytes(asked)
-    question = node.Files(str(tmp_path), "0", "1").question()
+    question = node.NodeFiles(str(tmp_path), "0", "1").question()
     assert re.fullmatch(r"\d{0,30}", question)
 
 
@@ -98,7 +98,7 @@ def test_what_is_no_question_is_passed_over(tmp_path: Path, asked: bytes) -> Non
 def test_what_a_node_lacks_is_reported(tmp_path: Path, words: list[str], said: bytes) -> None:
     """A node that doesn't see a disk waited for the others until their own time was over."""
     agent = started(tmp_path, *words)
-    _, error = agent.communicate(timeout=20)
+    _, error = agent.communicate(timeout=300)
     assert (agent.returncode, said in error) == (121, True), error
     assert (tmp_path / "failed-0").exists()
 
@@ -106,7 +106,7 @@ def test_what_a_node_lacks_is_reported(tmp_path: Path, words: list[str], said: b
 def test_a_folder_that_takes_no_change_ends_no_run(tmp_path: Path) -> None:
     """A full disk's traceback stood where the run's own end should."""
     agent = started(tmp_path / "gone", "--", "sh", "-c", "exit 3")
-    _, error = agent.communicate(timeout=20)
+    _, error = agent.communicate(timeout=300)
     assert agent.returncode == 3
     assert b"launcher: can't write " in error
     assert b"Traceback" not in error

@@ -148,7 +148,7 @@ def test_a_machine_that_goes_is_missed_within_the_time_out(machines: list[str]) 
         for process in several:
             assert process.stdout
             assert re.search("^node [01] .+ has gone: ", process.stdout.readline())
-        assert time.monotonic() - start < 25
+        assert time.monotonic() - start < 120
     finally:
         for process in several:
             process.kill()

@@ -36,7 +36,7 @@ def test_what_the_main_thread_waits_for_delays_none() -> None:
     with closing(signals.SignalListener(SIGNALS, heard.put)), main_thread_spared():
         for signum in (*SIGNALS, *SIGNALS):
             os.kill(os.getpid(), signum)
-            assert heard.get(timeout=20) == signum
+            assert heard.get(timeout=300) == signum
 
 
 def test_those_that_were_held_are_heard_and_afterwards_all_is_as_before() -> None:
@@ -83,5 +83,5 @@ def test_what_is_caught_anew_is_heard_as_well() -> None:
         signals.catch(SIGNALS)
         for signum in SIGNALS:
             os.kill(os.getpid(), signum)
-        assert {heard.get(timeout=20) for _ in SIGNALS} == set(SIGNALS)
+        assert {heard.get(timeout=300) for _ in SIGNALS} == set(SIGNALS)
     signal.signal(signal.SIGUSR2, before)

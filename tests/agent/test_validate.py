@@ -40,3 +40,10 @@ def test_what_a_program_gives_its_parser_is_known_before_it_parses(
     assert found == {"args_defaults": {"a": 1}}
     for name in [name for name in sys.modules if name.partition(".")[0] == "megatron"]:
         del sys.modules[name]
+
+
+def test_a_program_finds_a_descriptor_behind_stderr(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Megatron's inference enables faulthandler, and each run was refused: fileno."""
+    monkeypatch.setattr(validate, "_describe", lambda *_: None)
+    monkeypatch.setattr(validate, "_ask_upstreams", lambda _: sys.stderr.fileno())
+    assert validate.verdict(["pretrain_gpt.py"], 1, (9, 0)) == {}

@@ -154,7 +154,7 @@ def test_a_hostile_checkpoint_is_judged_at_once(
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=300,
     )
     assert done.returncode == 0, done.stderr
     assert int(done.stdout.split()[-1]) < MOST_MEMORY

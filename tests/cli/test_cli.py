@@ -6,11 +6,10 @@ import argparse
 import errno
 import io
 import json
-import os
 import shlex
 import subprocess
-import sys
 from argparse import Namespace
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -324,18 +323,14 @@ def test_the_parser_of_a_command_is_left_alone() -> None:
     assert args.tag == "of-mine"
 
 
-ROOT = Path(__file__).resolve().parents[2]
-
-
 def run(folder: Path, *arguments: str) -> tuple[int, str, str]:
-    done = subprocess.run(
-        [sys.executable, "-m", "launcher", "run", *arguments],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "DOCKER_HOST": "unix:///nowhere.sock"},
-        capture_output=True,
-        text=True,
-    )
-    return done.returncode, done.stdout, done.stderr
+    """Exit code, output and messages of `launcher run` in a folder, where no engine answers."""
+    out, err = io.StringIO(), io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
+        patch.chdir(folder)
+        patch.setenv("DOCKER_HOST", "unix:///nowhere.sock")
+        code = cli.main(["run", *arguments])
+    return code, out.getvalue(), err.getvalue()
 
 
 def test_a_dry_run_needs_no_engine(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from docker import DockerClient
     from docker.models.containers import Container
 
-WITHIN = 180.0  # seconds, on a machine that is busy with other things
+WITHIN = 600.0  # seconds, on a machine that is busy with other things
 RUNNER = """\
 #!/usr/bin/env python3
 # Stands in for the runner, which needs torch: starts the program in its own place.

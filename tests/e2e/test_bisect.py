@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+from collections.abc import Mapping
 from math import ceil, log2
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,7 @@ import yaml
 
 from launcher.base.settings import ROOT
 from launcher.tools.bisect import built
+from tests.e2e.command import built as own_base
 from tests.e2e.command import launcher, matrix_folder, megatron_of
 from tests.e2e.site import Site, standin
 
@@ -112,6 +114,30 @@ def test_a_key_of_ten_is_found(image: str, tmp_path: Path) -> None:
     assert within_bound(found), found
 
 
+def matrix_of(folder: Path, bases: BaseNames, rows: Mapping[str, str]) -> Path:
+    """A matrix whose rows have these bases without torch, and the smallest release."""
+    own = {"python": "3.11", "torch": "2.8.0", "megatron": "0.10.0", "source": "sdist"}
+    matrix = matrix_folder(folder, {tag: {"base": base, **own} for tag, base in rows.items()})
+    data = yaml.safe_load(matrix.read_text())
+    data["builders"]["cp311"] = bases.builder
+    matrix.write_text(yaml.safe_dump(data, sort_keys=False))
+    return matrix
+
+
+def ends(here: Site, *images: Mapping[str, Any]) -> None:
+    """good.yaml and bad.yaml, which run program.py in these images."""
+    for name, image in zip(("good", "bad"), images, strict=True):
+        config = standin("none") | {"name": here.name}
+        config["image"] = {"python": "/standin/python3", **image}
+        (here.folder / f"{name}.yaml").write_text(json.dumps(config))
+
+
+def remove_built(engine: DockerClient) -> None:
+    """Remove what trials had built."""
+    for image in engine.images.list(built.REPOSITORY):
+        engine.images.remove(image.id, force=True)
+
+
 PACKAGES = [f"lptest{name}" for name in ("alder", "birch", "cedar", "elm", "hazel", "maple")]
 """Names that no index has."""
 
@@ -140,17 +166,11 @@ def test_a_package_of_an_extras_set_is_found(
         wheel(wheels, name, "1.0", "")
         broken = name == BROKEN_ONE
         wheel(wheels, name, "2.0", "raise RuntimeError('planted')" if broken else "")
-    row = {"base": bases.base, "python": "3.11", "megatron": "0.10.0", "source": "sdist"}
-    matrix = matrix_folder(tmp_path, {"24.10": row})
-    data = yaml.safe_load(matrix.read_text())
-    data["builders"]["cp311"] = bases.builder
-    matrix.write_text(yaml.safe_dump(data, sort_keys=False))
+    matrix = matrix_of(tmp_path, bases, {"24.10": bases.base})
 
     (here.folder / "program.py").write_text(f"import {', '.join(PACKAGES)}\n")
-    config = standin("none") | {"name": here.name}
-    for name, extras in (("good", [f"{one}==1.0" for one in PACKAGES]), ("bad", PACKAGES)):
-        image = {"tag": "24.10", "python": "/standin/python3", "extras": extras}
-        (here.folder / f"{name}.yaml").write_text(json.dumps(config | {"image": image}))
+    old = [f"{one}==1.0" for one in PACKAGES]
+    ends(here, {"tag": "24.10", "extras": old}, {"tag": "24.10", "extras": PACKAGES})
     env = here.environment | {
         "LAUNCHER_MATRIX": str(matrix),
         "LAUNCHER_EXTRAS": str(tmp_path / "extras"),
@@ -162,5 +182,57 @@ def test_a_package_of_an_extras_set_is_found(
     assert (cause["last_good"], cause["first_bad"]) == ("1.0", "2.0")
     assert found["enough"] is True
     assert within_bound(found), found
-    for image in engine.images.list(built.REPOSITORY):
-        engine.images.remove(image.id, force=True)
+    remove_built(engine)
+
+
+BASES = ("24.07", "24.08", "24.09", "24.10")
+
+
+def test_a_base_tag_of_four_is_found(
+    engine: DockerClient, here: Site, bases: BaseNames, tmp_path: Path
+) -> None:
+    """From the third on they have a variable that the program can't bear."""
+    names = {tag: f"launchpad-test:bisect-{tag}" for tag in BASES}
+    for tag, name in names.items():
+        broken = "yes" if tag >= BASES[2] else "no"
+        own_base(
+            engine, f"FROM {bases.base}\nENV PLANTED={broken}\nENV OWN={here.name}-{tag}\n", name
+        )
+    matrix = matrix_of(tmp_path, bases, names)
+    (here.folder / "program.py").write_text("import os\nassert os.environ['PLANTED'] == 'no'\n")
+    ends(here, {"tag": BASES[0]}, {"tag": BASES[-1]})
+    env = here.environment | {"LAUNCHER_MATRIX": str(matrix)}
+    found = bisected("good.yaml", "bad.yaml", cwd=here.folder, **env)
+    (cause,) = found["causes"]
+    assert (cause["kind"], cause["last_good"], cause["first_bad"]) == ("base", *BASES[1:3])
+    assert found["differences"] == len(BASES) - 1
+    assert within_bound(found), found
+    remove_built(engine)
+    for name in names.values():
+        engine.images.remove(name)
+
+
+RELEASES = """
+from importlib.metadata import version
+assert tuple(map(int, version("megatron-core").split("."))) < (0, 14), "planted"
+"""
+
+
+def test_a_release_of_seven_is_found(
+    engine: DockerClient, here: Site, bases: BaseNames, tmp_path: Path
+) -> None:
+    """Each trial has an image of its own, with that release compiled in it."""
+    matrix = matrix_of(tmp_path, bases, {"24.10": bases.base})
+    (here.folder / "program.py").write_text(RELEASES)
+    ends(here, *({"tag": "24.10", "megatron": release} for release in ("0.10.0", "0.16.1")))
+    env = here.environment | {"LAUNCHER_MATRIX": str(matrix)}
+    found = bisected("good.yaml", "bad.yaml", cwd=here.folder, **env)
+    (cause,) = found["causes"]
+    assert (cause["kind"], cause["last_good"], cause["first_bad"]) == (
+        "release",
+        "0.13.1",
+        "0.14.0",
+    )
+    assert found["differences"] == 6
+    assert within_bound(found), found
+    remove_built(engine)

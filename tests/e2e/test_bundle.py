@@ -10,9 +10,7 @@ from docker import DockerClient
 
 from launcher.base.screen import Progress
 from launcher.base.settings import Settings
-from launcher.images.carry import bundle
 from launcher.images.engine.connect import engine_host
-from launcher.images.sources.fetch import sha256
 from tests.e2e.command import launcher, refused
 from tests.e2e.conftest import Small
 
@@ -48,7 +46,6 @@ def offline(cache: Path, client: DockerClient) -> dict[str, str]:
 def test_the_same_image_is_built_where_nothing_can_be_fetched(
     engine: DockerClient, elsewhere: DockerClient, small: Small, packed: Path, tmp_path: Path
 ) -> None:
-    """And packing there what was taken gives the same bytes."""
     here = engine.api.inspect_image(small.id)
     environment = offline(tmp_path / "cache", elsewhere) | small.env
     done = launcher("image", "build", "24.10", *small.instead, **environment)
@@ -66,13 +63,6 @@ def test_the_same_image_is_built_where_nothing_can_be_fetched(
         assert there[part] == here[part]
     if there["Created"] == here["Created"]:  # Docker 20.10 writes the time of the build there
         assert there["Id"] == here["Id"]
-    again = tmp_path / "again"
-    done = launcher("fetch", "24.10", *small.instead, "--bundle", str(again), **environment)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.split()[-1] == f"sha256:{sha256(packed / bundle.INDEX)}"
-    names = {path.relative_to(packed) for path in packed.rglob("*") if path.is_file()}
-    assert names == {path.relative_to(again) for path in again.rglob("*") if path.is_file()}
-    assert all(sha256(packed / name) == sha256(again / name) for name in names)
 
 
 def test_a_row_from_git_is_carried_with_its_source(

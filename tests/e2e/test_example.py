@@ -51,7 +51,7 @@ GUIDE = dict(
     for head, _, command in [part.partition("\n")]
 )
 """The commands by name; of what they are made to be here TP, PP, DP, and how many losses."""
-USUAL = ("hybrid", "slurm")
+USUAL = ("hybrid",)
 SCALE = {
     "--nproc_per_node=8": "--nproc_per_node=4",
     "--nproc_per_node=4 --nnodes=2": "--nproc_per_node=2 --nnodes=2",

@@ -317,23 +317,17 @@ def test_a_killed_rank_is_restarted_from_the_newest_complete_checkpoint(
     here: Site, image: str
 ) -> None:
     here.write(training(image))
-    (here.folder / "faults/at").write_text("kill iteration       30/\nkill iteration       50/")
-    done = here.done("run", "run.yaml", "--max-restarts", "2")
+    (here.folder / "faults/at").write_text("kill iteration       50/")
+    done = here.done("run", "run.yaml", "--max-restarts", "1")
     assert done.process.returncode == 0, done
-    assert iterations(done.out) == [*range(1, 31), *range(21, 51), *range(41, 61)]
+    assert iterations(done.out) == [*range(1, 51), *range(41, 61)]
     save = here.folder / "save"
     run = done.told()[0].split()[1]
-    killed = f"run {run} failed: rank 0 was killed by signal 9 (SIGKILL), exit code 137"
     assert done.told() == [
-        killed,
-        f"newest complete checkpoint: {folders.folder(save, 20)} (iteration 20)",
-        f"to go on: launcher resume {run}",
-        "starting it again: 1 of 2 times",
-        f"going on from {folders.folder(save, 20)}",
-        killed,
+        f"run {run} failed: rank 0 was killed by signal 9 (SIGKILL), exit code 137",
         f"newest complete checkpoint: {folders.folder(save, 40)} (iteration 40)",
         f"to go on: launcher resume {run}",
-        "starting it again: 2 of 2 times",
+        "starting it again: 1 of 1 times",
         f"going on from {folders.folder(save, 40)}",
     ]
 

@@ -156,8 +156,8 @@ def test_a_compiler_error_fails_the_build_with_its_lines_and_leaves_no_tag(
     """From 0.10 on a broken compiler still gives a wheel, with no extension in it."""
     assert edited.checkout
     (edited.checkout / "megatron/core/datasets/helpers.cpp").write_text("not C++\n")
-    before = {name for found in engine.images.list() for name in found.tags}
+    before = {name for found in engine.images.list(NAMES) for name in found.tags}
     with pytest.raises(BuildError) as caught:
         builds.build(edited)
     assert "holds no compiled megatron.core.datasets.helpers_cpp" in str(caught.value)
-    assert {name for found in engine.images.list() for name in found.tags} == before
+    assert {name for found in engine.images.list(NAMES) for name in found.tags} == before

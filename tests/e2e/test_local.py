@@ -224,8 +224,7 @@ def test_the_ranks_end_with_a_runner_that_is_killed(launchers: Launchers) -> Non
 
 @trains
 def test_the_shown_lines_train(launchers: Launchers, tmp_path: Path) -> None:
-    few = ("--set", "training.train_iters=2")
-    shown = launchers("run", "--backend", "local", "run.yaml", "--dry-run", *few).stdout
+    shown = launchers(*sets("training.train_iters=2"), "--dry-run").stdout
     lines = shown[shown.index("mkdir -p") :]
     assert shlex.split(lines)[3] == f"{tmp_path}/out/save"
     done = subprocess.run(
@@ -300,8 +299,9 @@ def losses(done: subprocess.CompletedProcess[str]) -> dict[int, float]:
     return {int(iteration): float(loss) for iteration, loss in told}
 
 
+@pytest.mark.long
 @trains
-@pytest.mark.parametrize("kind", ["nan", pytest.param("spike", marks=pytest.mark.long)])
+@pytest.mark.parametrize("kind", ["nan", "spike"])
 def test_a_run_goes_back_past_a_bad_batch(launchers: Launchers, tmp_path: Path, kind: str) -> None:
     """Its losses are those of a run that never saw it, and end near those of an undisturbed one."""
     few, unsaved = ("training.train_iters=60", "training.lr=1e-2"), "checkpoint.save=null"

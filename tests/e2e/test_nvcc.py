@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-import yaml
 
 from launcher.base.errors import LauncherError
 from launcher.base.screen import Progress
@@ -39,8 +38,8 @@ python3 -m pip install --no-index --no-deps --break-system-packages /wheels/*.wh
 ln -s lib {HOME}/lib64
 cd {HOME}/lib && for one in *.so.*; do ln -sf $one ${{one%%.so.*}}.so; done
 """
-EXTENSION = "causal-conv1d-1.5.4"
-FIND = "import causal_conv1d_cuda; print(causal_conv1d_cuda.__file__)"
+COMPILED = {"causal-conv1d-1.5.4": "causal_conv1d_cuda", "mamba-ssm-2.2.6": "selective_scan_cuda"}
+FIND = "import torch, {0}; print({0}.__file__)"
 
 
 @pytest.fixture
@@ -69,19 +68,15 @@ def base(engine: DockerClient) -> Iterator[str]:
         engine.images.remove(image, force=True)
 
 
-def test_causal_conv1d_is_compiled_for_the_gpu_that_is_named_alone(
+def test_the_mamba_set_is_compiled_for_the_gpu_that_is_named_alone(
     engine: DockerClient, site: Settings, base: str, tmp_path: Path
 ) -> None:
-    """Its setup.py names seven GPUs, whatever is asked for; no real nvcc had been in a test."""
+    """Their setup.py name seven GPUs, whatever is asked for, and an older C++ than torch takes."""
     row = {"python": "3.11", "torch": TORCH, "megatron": "0.16.1", "source": "sdist"}
-    path = matrix_folder(tmp_path, {"25.09": row})
-    data = yaml.safe_load(path.read_text())
-    conv = {"purpose": "one of mamba's two", "extensions": [EXTENSION], "architectures": ["90"]}
-    data["extras"] = {"conv": conv}
-    path.write_text(yaml.safe_dump(data, sort_keys=False))
-    builds = Builds(engine, replace(site, matrix=path), Progress(), f"{NAMES}-nvcc")
+    own = replace(site, matrix=matrix_folder(tmp_path, {"25.09": row}), extras=tmp_path / "locks")
+    builds = Builds(engine, own, Progress(), f"{NAMES}-nvcc")
     request = BuildRequest(
-        "25.09", base=base, builder=base, architectures="80", jobs=2, extras=("conv",)
+        "25.09", base=base, builder=base, architectures="80", jobs=2, extras=("mamba",)
     )
     try:
         builds.inputs(request)
@@ -89,12 +84,15 @@ def test_causal_conv1d_is_compiled_for_the_gpu_that_is_named_alone(
         pytest.skip(f"its source can't be had (LAUNCHER_GIT_MIRROR names another place): {error}")
     name = builds.build(request).names[0]
     try:
-        record = json.loads(in_image(engine, name, "cat", f"/opt/extensions/{EXTENSION}.json"))
-        assert record["architectures"] == "80"
-        library = in_image(engine, name, "python3", "-c", f"import torch; {FIND}").strip()
-        assert library.startswith("/opt/extensions/lib/causal_conv1d_cuda.")
-        codes = in_image(engine, name, f"{HOME}/bin/cuobjdump", "--list-elf", library).splitlines()
-        assert codes
-        assert all(one.endswith(".sm_80.cubin") for one in codes), codes
+        for extension, module in COMPILED.items():
+            record = json.loads(in_image(engine, name, "cat", f"/opt/extensions/{extension}.json"))
+            assert record["architectures"] == "80"
+            library = in_image(engine, name, "python3", "-c", FIND.format(module)).strip()
+            assert library.startswith(f"/opt/extensions/lib/{module}.")
+            listed = in_image(engine, name, f"{HOME}/bin/cuobjdump", "--list-elf", library)
+            codes = listed.splitlines()
+            assert codes
+            assert all(one.endswith(".sm_80.cubin") for one in codes), codes
+        in_image(engine, name, "python3", "-c", "import mamba_ssm, megatron.core.ssm.mamba_mixer")
     finally:
         engine.images.remove(name, force=True)

@@ -56,10 +56,18 @@ def built(engine: DockerClient, cpu_images: CpuImages) -> dict[str, str]:
     return {name: f"launchpad-test-{name}" for name in texts}
 
 
+def short(image: str) -> list[str]:
+    """What is set of gpt2-tiny: the image, one process, and few steps."""
+    alone = ["processes=1", "parallel.tensor_model_parallel_size=1"]
+    return [f"image={{name: '{image}:latest'}}", "training.train_iters=5", *alone]
+
+
+def command(image: str) -> list[str]:
+    return ["run", "gpt2-tiny", *(word for one in short(image) for word in ("--set", one))]
+
+
 def trains(image: str, folder: Path, *more: str) -> subprocess.CompletedProcess[str]:
-    set_ = f"image={{name: '{image}:latest'}}"
-    runs = {"LAUNCHER_RUNS": str(folder / "runs")}
-    return launcher("run", "gpt2-tiny", "--set", set_, *more, **runs)
+    return launcher(*command(image), *more, LAUNCHER_RUNS=str(folder / "runs"))
 
 
 def loss(done: subprocess.CompletedProcess[str]) -> str:
@@ -89,19 +97,12 @@ def test_an_engine_that_does_not_see_the_folder_gets_a_copy(
 ) -> None:
     """The launcher's records lie where its own mount namespace alone has something."""
     (tmp_path / "runs").mkdir()
-    command = [
-        sys.executable,
-        "-m",
-        "launcher",
-        "run",
-        "gpt2-tiny",
-        "--set",
-        "training.train_iters=5",
-    ]
-    command += ["--set", f"image={{name: '{built['theirs']}:latest'}}"]
     script = 'mount -t tmpfs -o mode=700 none "$LAUNCHER_RUNS" && exec "$@"'
     done = subprocess.run(
-        ["unshare", "--mount", "sh", "-c", script, "sh", *command],
+        [
+            *("unshare", "--mount", "sh", "-c", script),
+            *("sh", sys.executable, "-m", "launcher", *command(built["theirs"])),
+        ],
         env={
             **os.environ,
             "LAUNCHER_RUNS": str(tmp_path / "runs"),
@@ -125,8 +126,8 @@ def test_another_machines_engine_gets_a_copy_and_the_shown_lines_do_the_same(
     from launcher.runs.runfile.source import RunRequest
 
     monkeypatch.setenv("LAUNCHER_RUNS", str(tmp_path / "runs"))
-    sets = ["training.train_iters=5", f"image={{name: '{built['theirs']}:latest'}}"]
-    config, origin = source.load("gpt2-tiny", [source.parse_set(one) for one in sets])
+    sets = [source.parse_set(one) for one in short(built["theirs"])]
+    config, origin = source.load("gpt2-tiny", sets)
     chosen = docker.DockerBackend(lambda: engine)
     plan = assemble(RunRequest(config, origin, str(tmp_path)), chosen, new_stamp()).plan
     job = docker_job.start(engine.api, plan, attach=True)

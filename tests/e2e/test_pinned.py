@@ -286,7 +286,10 @@ def test_a_mirror_gives_the_locked_image_and_no_other(
     )
 
 
-@pytest.mark.parametrize("kind", ["layer", "config", "manifest"])
+@pytest.mark.parametrize(
+    "kind",
+    ["layer", *(pytest.param(one, marks=pytest.mark.long) for one in ("config", "manifest"))],
+)
 def test_a_byte_changed_at_the_registry_is_refused_and_nothing_is_built(
     at: Site, python_image: str, kind: str
 ) -> None:

@@ -280,6 +280,13 @@ def test_tasks_of_an_array_are_runs_of_their_own(here: OnCluster) -> None:
         assert following.ends() == 7
 
 
+def at_its_limit(here: OnCluster) -> None:
+    """Ask the job's script alone to stop, as Slurm does ahead of slurm.time."""
+    (job,) = here.asked("squeue", "--noheader", "--states=running", "--format=%A").split()
+    end = ["scancel", "--signal=TERM", "--batch", job]  # it says "done already"
+    subprocess.run(end, env=here.environment, check=False, timeout=60)
+
+
 def test_jobs_of_a_chain_are_one_run(here: OnCluster) -> None:
     """Each goes on when the one before is at its time limit; a failure leaves none in the queue."""
     program = (
@@ -294,12 +301,23 @@ def test_jobs_of_a_chain_are_one_run(here: OnCluster) -> None:
     started = here.start("run", "run.yaml", "--backend", "slurm")
     for said in ("0 False\n", "1 True\n"):
         started.said(said)
-        running = ["--states=running", "--format=%A"]
-        (job,) = here.asked("squeue", "--noheader", *running).split()
-        end = ["scancel", "--signal=TERM", "--batch", job]  # as Slurm does ahead of slurm.time
-        subprocess.run(end, env=here.environment, check=False, timeout=60)  # it says "done already"
+        at_its_limit(here)
     assert started.ends() == 3, started
     assert started.out == "0 False\n1 True\n"
+
+
+def test_a_time_limit_before_the_program_handles_its_signal_ends_no_chain(here: OnCluster) -> None:
+    """The program died of the signal while it still imported torch: the run was over."""
+    program = "import os, time\nprint('start', os.environ['restart'], flush=True)\ntime.sleep(60)\n"
+    here.counts(array="0-2%1")
+    config = json.loads((here.folder / "run.yaml").read_text()) | {"checkpoint": {"save": "save"}}
+    here.write(config | {"nodes": 1}, program)
+    started = here.start("run", "run.yaml", "--backend", "slurm")
+    for start in range(2):
+        started.said(f"start {start}\n")
+        at_its_limit(here)
+    assert started.ends() == 143, started  # and not a third time
+    assert started.out == "start 0\nstart 1\n"
 
 
 SAYS = """\
@@ -473,6 +491,7 @@ def training(image: str, iterations: int, /, **slurm: Any) -> dict[str, Any]:
     """A run file of two nodes, with docker in the task unless asked for otherwise."""
     iterated = TINY["training"] | {"train_iters": iterations}
     more = {"image": image, "gpus": 0, "nodes": 2, "slurm": {"container": "docker", **slurm}}
+    more["env"] = {"LAUNCHER_ALL_REDUCE_SECONDS": 600}  # of a loaded machine
     return {**TINY, "training": iterated, "checkpoint": {"save": "save"}, **more}
 
 
@@ -515,16 +534,33 @@ def test_an_image_trains_on_two_nodes(here: OnCluster, image: str, container: st
 
 @pytest.mark.long
 @pytest.mark.timeout(2400)
-def test_at_its_time_limit_a_job_saves_is_requeued_and_learns_the_same(
-    here: OnCluster, image: str
-) -> None:
-    """Slurm sends its signal up to a minute early, and holds a requeued job for two."""
-    here.write(training(image, 600))
+def test_a_job_that_is_requeued_learns_the_same(here: OnCluster, image: str) -> None:
+    """However fast the machine is: Slurm's own signal would come before, within or after it."""
+    here.write(training(image, 60))
     whole = here.start("run", "run.yaml", "--backend", "slurm")
-    assert whole.ends(600) == 0, whole
-    asked = training(image, 600, time="2", signal=60, requeue=True)
-    here.write(asked | {"checkpoint": {"save": "parts"}})
+    assert whole.ends(1000) == 0, whole
+    here.write(training(image, 60, requeue=True) | {"checkpoint": {"save": "parts"}})
     parts = here.start("run", "run.yaml", "--backend", "slurm")
-    assert parts.ends(1700) == 0, parts
+    parts.said("iteration       10/")
+    at_its_limit(here)
+    assert parts.ends(1000) == 0, parts
     assert "waits: BeginTime" in parts.err
-    assert dict(LOSS.findall(parts.out))["600"] == dict(LOSS.findall(whole.out))["600"]
+    assert dict(LOSS.findall(parts.out))["60"] == dict(LOSS.findall(whole.out))["60"]
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_at_its_time_limit_a_job_is_requeued(here: OnCluster) -> None:
+    """Slurm sends its signal up to a minute early, and holds a requeued job for two."""
+    ends = "signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))\n"
+    program = (
+        f"import os, signal, sys, time\n{ends}print('start', os.environ['restart'], flush=True)\n"
+        "time.sleep(600 if os.environ['restart'] == '0' else 0)\n"
+    )
+    here.counts(time="2", signal=60, requeue=True)
+    config = json.loads((here.folder / "run.yaml").read_text()) | {"nodes": 1}
+    here.write(config | {"checkpoint": {"save": "save"}}, program)
+    started = here.start("run", "run.yaml", "--backend", "slurm")
+    assert started.ends(600) == 0, started
+    assert "waits: BeginTime" in started.err
+    assert started.out == "start 0\nstart 1\n"

@@ -82,6 +82,7 @@ def test_an_image_of_the_lock_is_identical_and_nothing_is_left(
     assert beside.is_kept(small.id, small.site)
 
 
+@pytest.mark.long
 def test_one_changed_byte_is_named_by_file_and_shown_by_diffoscope(
     engine: DockerClient, small: Small, tmp_path: Path
 ) -> None:

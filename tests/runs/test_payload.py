@@ -68,7 +68,7 @@ def test_one_that_was_changed_is_refused(tmp_path: Path, kind: str) -> None:
 def run(kept: payload.Payload, *words: str, **env: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, payload.entry(kept.folder), *words]
     given = {"PATH": os.environ["PATH"], start.DIGEST: kept.digest, **env}
-    return subprocess.run(command, env=given, cwd="/", capture_output=True, text=True, timeout=60)
+    return subprocess.run(command, env=given, cwd="/", capture_output=True, text=True, timeout=300)
 
 
 def test_it_runs_by_its_path_whatever_else_is_called_launcher(tmp_path: Path) -> None:

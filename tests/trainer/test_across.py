@@ -35,7 +35,7 @@ def write(prefix: Path, length: int) -> Path:
     return prefix
 
 
-@pytest.mark.parametrize("second", ["one", "two"])
+@pytest.mark.parametrize("second", [pytest.param("one", marks=pytest.mark.long), "two"])
 def test_the_index_is_built_on_each_node_that_has_none(
     second: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

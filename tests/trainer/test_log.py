@@ -27,6 +27,8 @@ def test_training_line() -> None:
     nothing = INTERVAL | {"loss": None, "grad_norm": None}
     without = LINE.replace(LOSS, "").replace(NORM, "")
     assert training_line("2025-04-13 23:41:20", **nothing) == without
+    spent = LINE.replace("820.7 |", "820.7 | energy per GPU (J/iter/GPU): 512.25 |")
+    assert training_line("2025-04-13 23:41:20", **INTERVAL, energy=512.25) == spent
 
 
 def test_validation_line() -> None:

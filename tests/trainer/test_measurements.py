@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
+import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -27,6 +32,39 @@ def test_upstreams_line(monkeypatch: pytest.MonkeyPatch) -> None:
         "[Rank 3] (after 10 iterations) memory (MB) | allocated: 1464.33 | "
         "max allocated: 1500.00 | reserved: 1576.00 | max reserved: 1576.00"
     )
+
+
+NVML = """
+#include <string.h>
+static unsigned long long used = 5000;
+int nvmlInit_v2(void) { return 0; }
+int nvmlDeviceGetHandleByUUID(const char *uuid, void **gpu) {
+    *gpu = &used;
+    return strcmp(uuid, "GPU-0a1b") ? 6 : 0;
+}
+int nvmlDeviceGetTotalEnergyConsumption(void *gpu, unsigned long long *mj) {
+    *mj = *(unsigned long long *)gpu += 2500;
+    return 0;
+}
+"""
+
+
+@pytest.mark.skipif(not shutil.which("gcc"), reason="no gcc")
+@pytest.mark.parametrize(("uuid", "found"), [("0a1b", [7.5, 10.0]), ("ffff", [None, None])])
+def test_a_gpus_energy_is_read_from_its_driver(
+    uuid: str, found: list[float | None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """By UUID, as CUDA numbers GPUs otherwise than the driver does, and sees fewer."""
+    library = tmp_path / "libnvidia-ml.so.1"
+    compiling = ["gcc", "-shared", "-fPIC", "-x", "c", "-", "-o", str(library)]
+    subprocess.run(compiling, input=NVML, text=True, check=True)
+    there, gpu = ctypes.CDLL(str(library)), SimpleNamespace(uuid=uuid)
+    of = {"current_device": lambda: 1, "get_device_properties": lambda device: gpu}
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=SimpleNamespace(**of)))
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: there)
+    measurements._in_driver.cache_clear()
+    assert [measurements.energy(), measurements.energy()] == found
+    measurements._in_driver.cache_clear()
 
 
 @pytest.mark.megatron

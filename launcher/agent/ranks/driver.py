@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+
+from launcher.agent.series import numbers
 
 LIBRARY = "libcuda.so.1"
 BOUND = "/.singularity.d/libs"
@@ -54,7 +55,7 @@ def unused_compatibility(
         return ""
     used = {os.path.realpath(where) for where in environ.get(PATH, "").split(":") if where}
     for folder, version in _compatible(compat):
-        if _number(version) > _number(driver) and os.path.realpath(folder) not in used:
+        if numbers(version) > numbers(driver) and os.path.realpath(folder) not in used:
             return (
                 f"the driver is {driver}, and this image has the libraries of {version}, which its "
                 f"entrypoint puts to use on data-centre GPUs; here it isn't run. Where CUDA finds "
@@ -69,7 +70,3 @@ def _compatible(compat: str) -> Iterator[tuple[str, str]]:
     """The folders with a driver's library, and its version, which is the end of its name."""
     for path in sorted(Path(compat).glob("**/libcuda.so.*.*")):
         yield str(path.parent), path.name.removeprefix("libcuda.so.")
-
-
-def _number(version: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in re.findall(r"\d+", version))

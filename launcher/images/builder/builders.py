@@ -12,7 +12,7 @@ import subprocess
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
@@ -34,6 +34,7 @@ COLOUR = re.compile(r"\x1b\[[\d;]*m")
 BUILDKIT_LINE = re.compile(r"#(\d+) (.*)")
 BUILDKIT_STEP = re.compile(r"\[(?:\S+ +)?\d+/\d+\] .*")
 BUILDKIT_OUTPUT = re.compile(r"[\d.]+ (.*)")
+LOST = "layer does not exist"
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,14 @@ def build(client: DockerClient, wanted: ImageBuild, progress: Progress) -> str:
     if command := connect.podman(client):
         return podman(command, env, wanted, progress)
     if command := connect.buildkit(client):
-        known_by = buildkit(command, env, wanted, progress)
+        try:
+            known_by = buildkit(command, env, wanted, progress)
+        except BuildError as error:
+            if wanted.no_cache or LOST not in error.problem:
+                raise
+            progress.note("the engine's build cache has lost a layer: building without it")
+            wanted.context.seek(0)
+            known_by = buildkit(command, env, replace(wanted, no_cache=True), progress)
         image = next((one for one in known_by if find_image(client, one)), None)
         if image is None:
             raise BuildError(f"the engine doesn't have what it built: {' or '.join(known_by)}")
@@ -223,6 +231,8 @@ class BuildkitSteps:
             self._lines.setdefault(number, deque(maxlen=KEPT))
         elif number in self._texts:
             self._read_step(number, rest)
+        elif rest.startswith("ERROR: "):  # of the export, whose step has no text
+            self.error = rest.removeprefix("ERROR: ")
 
     def lines_of_failed(self) -> list[str]:
         """The last lines of the step that failed."""
@@ -245,13 +255,9 @@ class BuildkitSteps:
 def failure(reason: str, lines: list[str]) -> BuildError:
     """The error of a failed build, with the last lines of the failing step."""
     text = "\n".join([f"the build failed: {reason.strip()}", *(f"  | {line}" for line in lines)])
-    full = "no space left on device" in text.lower()
-    return BuildError(
-        text,
-        "The engine's disk is full: free some with `docker system prune`."
-        if full
-        else remedy_if_foreign(text),
-    )
+    if "no space left on device" in text.lower():
+        return BuildError(text, "The engine's disk is full: free some with `docker system prune`.")
+    return BuildError(text, remedy_if_foreign(text))
 
 
 def read_line(line: str, progress: Progress) -> None:

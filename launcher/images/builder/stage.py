@@ -253,6 +253,7 @@ def extension(name: str) -> None:
     record = json.loads((folder / "extension.json").read_text())
     print(f"stage: compiling {name}", flush=True)
     install(BUILD / "wheels/extensions", NATIVE, keep_programs=True)
+    raise_standard(folder / "source")
     normalise(folder / "source", record["epoch"])
     options = [f"--config-settings=--build-option={option}" for option in record["options"]]
     env, at_once = compiling(record), record["modules_at_once"]
@@ -263,6 +264,23 @@ def extension(name: str) -> None:
     compile_python(EXTENSIONS / "lib")
     normalise(STAGE, EPOCH_OF_PACKAGES)
     print(f"stage: {built.name} {record['wheel']['sha256']}", flush=True)
+
+
+def raise_standard(source: Path) -> None:
+    """Have build scripts compile by the C++ that torch's headers ask for, where theirs is older.
+
+    mamba-ssm's setup.py names C++17 up to 2.3.2; torch's headers refuse it from 2.14 on.
+    """
+    torch = importlib.util.find_spec("torch")
+    header = Path(torch.origin or "").parent / "include/ATen/ATen.h" if torch else None
+    asked = re.search(r"#error C\+\+(\d+)", header.read_text()) if header else None
+    if asked is None:
+        return
+    least = asked[1].encode()
+    for script in filter(Path.is_file, source.rglob("*.py")):
+        text = script.read_bytes()
+        raised = re.sub(rb"-std=c\+\+(1[147])\b", lambda m: b"-std=c++" + max(m[1], least), text)
+        script.write_bytes(raised)
 
 
 def compiling(record: dict[str, Any]) -> dict[str, str]:

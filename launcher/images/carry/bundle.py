@@ -84,7 +84,7 @@ class PackedImage(layout.StrictLayout):
         return f"images/{hex_of(self.id)}"
 
 
-class BundleIndex(layout.Files):
+class BundleIndex(layout.FileList):
     """What is in a bundle."""
 
     format: Literal[3] = 3

@@ -16,10 +16,10 @@ from launcher.base.screen import Progress
 from launcher.images.carry.save import INCOMING
 from launcher.images.oci import layout
 from launcher.images.oci.blocks import read_small, sha256
-from launcher.images.oci.layout import Files, LayoutFile, Listing
+from launcher.images.oci.layout import FileList, LayoutFile, Listing
 
 READERS = 4  # at once: a disk is kept busy while hashes are made
-FilesT = TypeVar("FilesT", bound=Files)
+FilesT = TypeVar("FilesT", bound=FileList)
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,15 @@ if TYPE_CHECKING:
     from launcher.images.matrix.schema import Matrix, Row
 
 PROTECTED = frozenset(
-    {"torch", "numpy", "triton", "flash-attn", "transformer-engine", "apex", "torchvision"}
+    {"torch", "numpy", "triton", "flash-attn", "transformer-engine", "apex"}
+    | {"torchvision", "torchaudio", "torchcodec", "torchtext"}
 )
-"""What is a base's alone: built for its CUDA, or what such packages were built with."""
+"""What is a base's alone: built for its CUDA, for its torch, or what those were built with."""
+OWN_WHEEL = (
+    "Make a wheel where the row's Python is: pip wheel --no-deps -w wheels '{}'. "
+    "Then build with PIP_FIND_LINKS=$PWD/wheels."
+)
+"""What mends that a package has no wheel."""
 LONGEST = 60
 """Characters of a part of an image's tag, which has at most 128."""
 
@@ -83,9 +89,11 @@ def normalised(names: Sequence[str]) -> tuple[str, ...]:
         except InvalidRequirement:
             one = None
         if one is None or one.url or one.marker:
+            mend = "Write a name, with versions where they matter: transformers<5"
+            if "://" in name:
+                mend = f"{OWN_WHEEL.format(name)} The extra is then its name."
             raise UsageError(
-                f"extras: {name!r} is neither a set of matrix.yaml nor a package",
-                "Write a name, with versions where they matter: transformers<5",
+                f"extras: {name!r} is neither a set of matrix.yaml nor a package", mend
             )
         options = f"[{','.join(sorted(one.extras))}]" if one.extras else ""
         found.add(f"{canonicalize_name(one.name)}{options}{one.specifier}")

@@ -110,13 +110,13 @@ class BaseImage(StrictLayout):
     layers: Annotated[tuple[Digest, ...], Field(max_length=MOST_LAYERS)]
 
 
-class Files(StrictLayout):
+class FileList(StrictLayout):
     """A list of files, each once, as it is written beside them with its own sha256."""
 
     files: tuple[LayoutFile, ...]
 
     @model_validator(mode="after")
-    def _check_files(self) -> Files:
+    def _check_files(self) -> FileList:
         if len(self.listed) != len(self.files):
             raise ValueError("a file is listed twice")
         return self
@@ -132,10 +132,10 @@ class Files(StrictLayout):
         return sum(file.size for file in self.files)
 
 
-FilesT = TypeVar("FilesT", bound=Files)
+FilesT = TypeVar("FilesT", bound=FileList)
 
 
-class Listing(Files):
+class Listing(FileList):
     """All that is in a saved image's folder.
 
     image: the sha256 of the image's configuration, which is its ID in most engines manifest: the
@@ -240,12 +240,12 @@ def index(manifest: bytes, config: Mapping[str, Any], names: Sequence[str]) -> b
     return compact({"schemaVersion": 2, "manifests": named or [descriptor]})
 
 
-def render(listing: Files) -> bytes:
+def render(listing: FileList) -> bytes:
     """The text of a list of files; its `sha256` is that of the same text with an empty one."""
     return _signed(listing, hashlib.sha256(_signed(listing, "")).hexdigest())
 
 
-def _signed(listing: Files, own: str) -> bytes:
+def _signed(listing: FileList, own: str) -> bytes:
     value = listing.model_dump(mode="json") | {"sha256": own}
     return (json.dumps(value, indent=1, sort_keys=True) + "\n").encode()
 

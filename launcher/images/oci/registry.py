@@ -130,7 +130,7 @@ class ImageDigests:
 
 
 @dataclass(frozen=True)
-class ImageDocuments:
+class PlatformDocuments:
     """A registry's documents of one platform's image, and the platforms that its name is for.
 
     named: what the reference names: the index or, where there's none, the manifest
@@ -171,7 +171,7 @@ def resolve(reference: str, platform: str = PLATFORM, *, layers: bool = False) -
         return ImageDigests(found.named.digest, found.manifest.digest, found.config.digest)
 
 
-def documents(asked: RegistrySession, platform: str) -> ImageDocuments:
+def documents(asked: RegistrySession, platform: str) -> PlatformDocuments:
     """The documents of a platform's image, each compared as `resolve` says. Raises EngineError."""
     named = manifest = asked.document("manifests", asked.where.target)
     platforms = [platform]
@@ -190,7 +190,7 @@ def documents(asked: RegistrySession, platform: str) -> ImageDocuments:
     found = _named(asked.fitting(_Platform, config.value))
     if found != platform:
         raise EngineError(f"{asked.where.text}: is for {found}, and not for {platform}")
-    return ImageDocuments(named, manifest, config, platforms)
+    return PlatformDocuments(named, manifest, config, platforms)
 
 
 def _named(platform: _Platform) -> str:

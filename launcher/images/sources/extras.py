@@ -12,17 +12,19 @@ from pathlib import Path
 
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
+from packaging.version import Version
 
 from launcher.base import files, owned, yamlfile
 from launcher.base.errors import BuildError, nearest
 from launcher.base.screen import Progress
 from launcher.base.settings import Settings
-from launcher.images.matrix.extras import PROTECTED, suffix
+from launcher.images.matrix.extras import OWN_WHEEL, PROTECTED, suffix
 from launcher.images.matrix.locked import ExtrasLock
 from launcher.images.matrix.recipe import GLIBC, Recipe, sha256_of_pin
 from launcher.images.matrix.requirements import outdated, pinned_versions
 from launcher.images.matrix.schema import Matrix, caps_of
-from launcher.images.sources import fetch
+from launcher.images.sources import fetch, index
+from launcher.images.sources.clash import NO_WHEEL
 from launcher.images.sources.resolve import RequirementSet, resolve
 
 HEADER = "# Written by `launcher image build --extras`. Remove it to have it resolved anew.\n"
@@ -105,7 +107,9 @@ def settled(
         lock = resolve_lock(made, matrix, on, site)
         progress.close()
         at = keep_text(dump(lock), path_of(made), site)
-        progress.note(f"{made.tag}: the extras are locked in {at}")
+        asked = {canonicalize_name(Requirement(one).name) for one in lock.requirements}
+        found = (f"{n} {v}" for n, v in pinned_versions(lock.pins).items() if n in asked)
+        progress.note(f"{made.tag}: the extras are locked in {at}: {', '.join(found)}")
     return with_lock(made, lock)
 
 
@@ -193,6 +197,7 @@ def resolve_lock(made: Recipe, matrix: Matrix, on: Ground, site: Settings) -> Ex
     try:
         found = resolve(asked, site)
         _check_protected(found.pins)
+        _check_newest(made, found.pins, site)
     except BuildError as error:
         raise BuildError(f"{what}: {error.problem}", _remedy(error, made, matrix)) from error
     return ExtrasLock(
@@ -226,13 +231,35 @@ def _check_protected(pins: Sequence[str]) -> None:
         )
 
 
+def _check_newest(made: Recipe, pins: Sequence[str], site: Settings) -> None:
+    """Raise BuildError where a package that is asked for is old since the newest has no wheel.
+
+    Without a word, deepspeed would be the last one with a wheel, 0.3.1.dev3 of 2020.
+    """
+    chosen = pinned_versions(pins)
+    for one in map(Requirement, made.extras.packages):
+        name = canonicalize_name(one.name)
+        if name not in chosen:
+            continue
+        newest = index.newest_without_wheel(name, made.row.python, site)
+        if newest and Version(chosen[name]) < newest and one.specifier.contains(newest):
+            raise BuildError(
+                f"{name} {newest}, the newest, {NO_WHEEL}; the newest with one is {chosen[name]}",
+                f"Ask for that by {name}=={chosen[name]}. For the newest:\n  "
+                + OWN_WHEEL.format(f"{name}=={newest}"),
+            )
+
+
 def _remedy(error: BuildError, made: Recipe, matrix: Matrix) -> str:
-    """How to go on: what caps apply, and sets with a name like one that no index has."""
+    """How to go on: the cap that stands against it, a wheel of one's own, sets of a like name."""
     said = [
         f"On torch {made.row.torch} {cap.package} is as far as it goes: {cap.because}."
         for cap in caps_of(made.row.torch, matrix.caps)
-        if any(Requirement(one).name == Requirement(cap.package).name for one in made.extras.names)
+        if error.problem.endswith(cap.package)
     ]
+    if error.problem.endswith(NO_WHEEL):
+        named = error.problem.removesuffix(NO_WHEEL).removesuffix(", which ").split()
+        said.append(OWN_WHEEL.format(named[-1]))
     if "no index has" in error.problem:
         said.append(f"Named sets: {nearest(error.problem.split()[-1], list(matrix.extras))}")
     return "\n  ".join([*said, error.remedy]).strip() or "Leave one out, or allow other versions."

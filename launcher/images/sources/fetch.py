@@ -44,7 +44,7 @@ def target_options(python: str, platform: str = AMD64, glibc: int = GLIBC) -> li
     """
     machine = MACHINES[platform]
     tags = [f"manylinux_2_{minor}_{machine}" for minor in range(glibc, 4, -1)]
-    tags += [f"manylinux2014_{machine}"]
+    tags += [f"manylinux2014_{machine}", f"linux_{machine}"]  # the last of what a user compiled
     if platform == AMD64:
         tags += [f"manylinux2010_{machine}", f"manylinux1_{machine}"]
     platforms = [f"--platform={tag}" for tag in tags]

@@ -13,15 +13,23 @@ import shutil
 import tarfile
 import zlib
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Annotated
 from urllib.parse import parse_qs, unquote, urldefrag, urljoin, urlsplit
 from urllib.request import url2pathname
 
-from packaging.utils import InvalidSdistFilename, canonicalize_name, parse_sdist_filename
+from packaging.specifiers import SpecifierSet
+from packaging.utils import (
+    InvalidSdistFilename,
+    canonicalize_name,
+    parse_sdist_filename,
+    parse_wheel_filename,
+)
 from packaging.version import InvalidVersion, Version
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
 from launcher.base import owned
 from launcher.base.errors import BuildError, first_fault
@@ -41,6 +49,7 @@ class IndexFile(BaseModel):
     filename: str
     url: str
     hashes: dict[str, str] = {}
+    requires_python: Annotated[str | None, Field(alias="requires-python")] = None
 
 
 class _Page(BaseModel):
@@ -88,6 +97,39 @@ def download(
         f"{project} {version}: no index of pip's configuration gives its sdist\n{said}",
         fetch.remedy_if_full(said) or "`pip config list` shows them; PIP_INDEX_URL names another.",
     )
+
+
+def newest_without_wheel(project: str, python: str, site: Settings) -> Version | None:
+    """The newest final release for a Python, where no index has a wheel of it; else None."""
+    with suppress(BuildError, ValueError):
+        found = [*files_of(project, site)]
+        wheels = {version for version, file in found if file.filename.endswith(".whl")}
+        fits = (v for v, file in found if SpecifierSet(file.requires_python or "").contains(python))
+        newest = max((one for one in fits if not one.is_prerelease), default=None)
+        return None if newest in wheels else newest
+    return None
+
+
+def files_of(project: str, site: Settings) -> Iterator[tuple[Version, IndexFile]]:
+    """The wheels and sdists of a project, as pip's indexes list them, with their versions.
+
+    Raises BuildError, after the last, where no index lists any.
+    """
+    pip, found, reasons = Pip.configured(site), False, []
+    for page in pip.pages(project):
+        try:
+            for file in pip.listed(page):
+                is_wheel = file.filename.endswith(".whl")
+                parse = parse_wheel_filename if is_wheel else parse_sdist_filename
+                with suppress(ValueError):
+                    name, version = parse(file.filename)[:2]
+                    if name == project:
+                        found = True
+                        yield version, file
+        except (OSError, ValueError) as error:
+            reasons.append(f"{page}: {error}")
+    if not found:
+        raise BuildError("; ".join(reasons) or "no index of pip's configuration lists it")
 
 
 def epoch_of(archive: Path, project: str, version: str) -> int:

@@ -11,10 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 
-from packaging.utils import parse_sdist_filename, parse_wheel_filename
-from packaging.version import Version
-
-from launcher.base.errors import BuildError, LauncherError
+from launcher.agent.series import numbers
+from launcher.base.errors import LauncherError
 from launcher.base.reference import parse_reference
 from launcher.base.settings import Settings
 from launcher.images.matrix.schema import Matrix
@@ -87,11 +85,6 @@ def look(matrix: Matrix, site: Settings) -> list[UpstreamNews]:
     places = [*_of_releases(matrix, site), *_of_images(matrix, site), *_of_extensions(matrix, site)]
     with ThreadPoolExecutor(AT_A_TIME) as pool:
         return [*pool.map(_Place.news, places)]
-
-
-def numbers(text: str) -> tuple[int, ...]:
-    """The numbers in a tag or version, by which it is compared."""
-    return tuple(map(int, NUMBERS.findall(text)))
 
 
 def shape_of(tag: str) -> str:
@@ -182,30 +175,12 @@ def _tags(url: str, prefix: str, site: Settings) -> dict[str, str]:
 
 def _index_releases(site: Settings) -> dict[str, str]:
     """The final releases at pip's indexes, and which have an sdist. Raises BuildError."""
-    pip, found, reasons = index.Pip.configured(site), dict[str, str](), []
-    for page in pip.pages(PROJECT):
-        try:
-            for file in pip.listed(page):
-                if version := _final_version(file.filename):
-                    sdist = file.filename.endswith(".tar.gz")
-                    found[version] = "sdist" if sdist else found.get(version, "")
-        except (OSError, ValueError) as error:
-            reasons.append(f"{page}: {error}")
-    if not found:
-        raise BuildError("; ".join(reasons) or "no index of pip's configuration lists it")
+    found = dict[str, str]()
+    for version, file in index.files_of(PROJECT, site):
+        if FINAL.fullmatch(str(version)) and len(version.release) == 3:
+            sdist = file.filename.endswith(".tar.gz")
+            found[str(version)] = "sdist" if sdist else found.get(str(version), "")
     return found
-
-
-def _final_version(filename: str) -> str:
-    """The version of a file of Megatron-Core, "" for another file and for a release candidate."""
-    parse = parse_wheel_filename if filename.endswith(".whl") else parse_sdist_filename
-    try:
-        name, version = parse(filename)[:2]
-    except ValueError:
-        return ""
-    assert isinstance(version, Version)
-    final = name == PROJECT and FINAL.fullmatch(str(version)) and len(version.release) == 3
-    return str(version) if final else ""
 
 
 def _last(url: str) -> str:

@@ -16,13 +16,14 @@ from packaging.requirements import Requirement
 from pydantic import BaseModel, Field, ValidationError
 
 from launcher.agent import checkout
+from launcher.agent.series import numbers
 from launcher.base import owned, yamlfile
 from launcher.base.errors import LauncherError, UsageError, first_fault
 from launcher.base.settings import Settings
 from launcher.images.matrix.schema import AMD64, Matrix, MegatronRelease, Row, misfit
 from launcher.images.oci import repository
 from launcher.images.sources import source
-from launcher.images.sources.news import UpstreamNews, numbers
+from launcher.images.sources.news import UpstreamNews
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -12,8 +11,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from packaging.requirements import Requirement
-from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
@@ -24,19 +21,18 @@ from launcher.images.matrix.recipe import GLIBC
 from launcher.images.matrix.requirements import pinned_versions
 from launcher.images.matrix.schema import AMD64
 from launcher.images.sources import fetch, index
+from launcher.images.sources.clash import clash_in
 
 if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
 
+LOCAL = "+launcher.base"
+"""The end of a stub's version that keeps uv from an index's file of that version."""
 STUB = "{name}-{version}.dist-info/{file}"
-NO_WHEEL = "{} has no wheel for this Python and platform, and none is compiled here"
 GLIBCS = (17, 28, *range(31, 41))
 """Minor versions of glibc 2 that uv resolves for: https://docs.astral.sh/uv/reference/cli."""
-NAME = r"[a-z0-9][a-z0-9._-]*"
-ONE = r"(?:[<>=!~]=?|===)[\w.*+!-]+"
-SPECIFIER = rf"{ONE}(?:, ?{ONE})*"
 
 
 @dataclass(frozen=True)
@@ -76,11 +72,12 @@ def resolve(wanted: RequirementSet, site: Settings) -> ResolvedSet:
         return ResolvedSet([], {})
     pip = index.Pip.configured(site)
     with owned.scratch(site.cache) as folder:
-        for more in dict.fromkeys(("", "" if wanted.there else site.torch_index)):
+        second = ("", LOCAL) if wanted.there else (site.torch_index, "")
+        for more, local in dict.fromkeys((("", ""), second)):
             # Addresses stand in a file: all users of the machine see a command line.
             lines = [*pip.requirement_lines(more), *wanted.requirements]
             _write(folder / "requirements.in", lines)
-            there = [f"{name}=={version}" for name, version in _stubs(wanted.there, folder)]
+            there = [f"{name}=={version}" for name, version in _stubs(wanted, local, folder)]
             _write(folder / "constraints.txt", [*there, *wanted.limits])
             found = folder / "pylock.toml"
             if wanted.before:
@@ -91,8 +88,8 @@ def resolve(wanted: RequirementSet, site: Settings) -> ResolvedSet:
             done = _uv(wanted, folder, pip.uv_environment())
             if not done.returncode:
                 return _read(found.read_text(encoding="utf-8"), wanted)
-    said = fetch.without_login(done.stderr)
-    if clash := clash_in(said, wanted.there, wanted.limits):
+    said = fetch.without_login(done.stderr).replace(LOCAL, "")
+    if clash := clash_in(said, {**wanted.there, "python": wanted.python}, wanted.limits):
         raise BuildError(clash)
     raise BuildError(f"uv can't resolve it:\n{fetch.last_errors(said)}")
 
@@ -101,20 +98,25 @@ def _write(path: Path, lines: Sequence[str]) -> None:
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
-def _stubs(there: Mapping[str, str], folder: Path) -> Iterator[tuple[str, str]]:
+def _stubs(wanted: RequirementSet, local: str, folder: Path) -> Iterator[tuple[str, str]]:
     """Write wheels with nothing in them for what is there; names and versions.
 
-    A base's torch is on no index: uv is shown one here. What the base's packages need in turn is
-    left out, since they are there and stay. One whose version is none of PEP 440 gets no stub: uv
-    may choose another, and then `_read` refuses.
+    A base's torch is on no index: uv is shown one here. At first an index's file of a version
+    counts beside it, for the packages of its options. A base needn't meet what its packages need,
+    and they stay: then `local` makes the stubs count alone, but for what is asked for with options.
+    One whose version is none of PEP 440 gets no stub: uv may choose another, and `_read` refuses.
     """
     stubs = folder / "stubs"
-    stubs.mkdir(exist_ok=True)
-    for name, text in there.items():
+    shutil.rmtree(stubs, ignore_errors=True)
+    stubs.mkdir()
+    optional = {one.partition("[")[0] for one in wanted.requirements if "[" in one}
+    for name, text in wanted.there.items():
         try:
             version = str(Version(text))
         except InvalidVersion:
             continue
+        if "+" not in version and name not in optional:
+            version += local
         module = name.replace("-", "_")
         texts = {
             "METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n",
@@ -158,7 +160,8 @@ def _read(pylock: str, wanted: RequirementSet) -> ResolvedSet:
     spelt = {pin.lower().replace("_", "-"): pin for pin in wanted.before}
     pins, rests_on = [], {}
     for package in tomllib.loads(pylock).get("packages", []):
-        name, version = canonicalize_name(package["name"]), package["version"]
+        name = canonicalize_name(package["name"])
+        version = package["version"].removesuffix(LOCAL)
         if name in wanted.there:
             if not _same(version, wanted.there[name]):
                 own = wanted.there[name]
@@ -181,40 +184,3 @@ def _same(one: str, other: str) -> bool:
         return Version(one) == Version(other)
     except InvalidVersion:
         return one == other
-
-
-def clash_in(said: str, there: Mapping[str, str], limits: Sequence[str] = ()) -> str | None:
-    """What uv says can't be met, as one sentence: who needs what, and what there is instead.
-
-    uv explains by steps; the first step that ends at what is there, or at a limit, is the cause.
-    None where uv names none: then its own text has to do.
-    """
-    text = " ".join(said.split())
-    bounds = {canonicalize_name(one.name): str(one.specifier) for one in map(Requirement, limits)}
-    clashes = (
-        rf"(?P<who>{NAME}(?:{SPECIFIER})?) depends? on (?P<name>{NAME})(?P<limit>{SPECIFIER})",
-        rf"(?P<who>you) require (?P<name>{NAME})(?P<limit>{SPECIFIER})",
-    )
-    for pattern in clashes:
-        for one in re.finditer(pattern, text):
-            name, limit = canonicalize_name(one["name"]), one["limit"].replace(" ", "")
-            who = f"{one['who']} needs " if one["who"] != "you" else "this asks for "
-            if name in there and not _within(there[name], limit):
-                return f"{who}{name}{limit}, and the base has {name} {there[name]}"
-            if name in bounds and bounds[name] != limit:
-                return f"{who}{name}{limit}, and here it is limited to {name}{bounds[name]}"
-    missing = (
-        (rf"({NAME})(?:{SPECIFIER})? (?:has|have) no (?:usable )?wheels", NO_WHEEL),
-        (rf"({NAME}) was not found", "no index has a package {}"),
-    )
-    for pattern, reason in missing:
-        if found := re.search(pattern, text):
-            return reason.format(found[1])
-    return None
-
-
-def _within(version: str, limit: str) -> bool:
-    try:
-        return SpecifierSet(limit).contains(Version(version), prereleases=True)
-    except InvalidVersion:
-        return True

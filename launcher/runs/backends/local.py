@@ -300,10 +300,7 @@ class LocalBackend(Backend):
 
     name = "local"
     contained = False
-
-    @property
-    def shares_files(self) -> bool:
-        return True
+    shares_files = True
 
     def request(self, plan: Plan) -> ProcessRequest:
         return request(plan, os.environ)

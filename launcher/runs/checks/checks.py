@@ -6,6 +6,7 @@ import re
 import sys
 from collections.abc import Iterator, Sequence
 
+from launcher.agent.series import numbers
 from launcher.base.errors import PreflightError
 from launcher.base.screen import size
 from launcher.runs.backends.docker.docker_request import bytes_of_size
@@ -119,7 +120,7 @@ def preflight(
     if machine.datasets:
         from launcher.runs.checks import splits
 
-        found += splits.check(run, machine.datasets)
+        found += splits.check_splits(run, machine.datasets)
     found += _folders(run, machine)
     return [*found, *saved.check_loaded(origin, plan, machine.load)]
 
@@ -238,10 +239,10 @@ def driver_carries(visible: Sequence[Gpu], cuda: str | None) -> Iterator[Finding
     if not visible or not cuda:
         return
     gpu, driver = visible[0].name, visible[0].driver
-    have, (major, minor) = version(driver), (*version(cuda), 0)[:2]
+    have, (major, minor) = numbers(driver), (*numbers(cuda), 0)[:2]
     least, own = LEAST_DRIVER.get(major), TOOLKIT_DRIVER.get((major, minor))
     what = f"driver {driver}; the image has CUDA {cuda}"
-    if least and have < version(least):
+    if least and have < numbers(least):
         carried = bool(DATA_CENTRE.search(gpu))
         yield Finding(
             what,
@@ -250,7 +251,7 @@ def driver_carries(visible: Sequence[Gpu], cuda: str | None) -> Iterator[Finding
             f"Install driver {own or least} or newer, or take an image with an older CUDA.",
             refuse=not carried,
         )
-    elif own and have < version(own):
+    elif own and have < numbers(own):
         yield Finding(
             what,
             f"CUDA {major}.{minor} came with {own}; older ones carry it by minor version "
@@ -265,7 +266,7 @@ def _code_is_there(visible: Sequence[Gpu], cuda: str | None) -> Iterator[Finding
     for gpu in {gpu.name: gpu for gpu in reversed(visible)}.values():
         if gpu.capability is None or not cuda:
             continue
-        able, have, first = gpu.capability, version(cuda)[:2], FIRST_CUDA.get(gpu.capability[0])
+        able, have, first = gpu.capability, numbers(cuda)[:2], FIRST_CUDA.get(gpu.capability[0])
         what = f"GPU {gpu.index} is a {gpu.name}, compute capability {able[0]}.{able[1]}"
         if first and have < first:
             yield Finding(
@@ -281,11 +282,6 @@ def _code_is_there(visible: Sequence[Gpu], cuda: str | None) -> Iterator[Finding
                 "CUDA 13 has no code for what is older than 7.5 (T4, RTX 20).",
                 "Take an image with CUDA 12.",
             )
-
-
-def version(text: str) -> tuple[int, ...]:
-    """(550, 54, 15) of '550.54.15'."""
-    return tuple(int(part) for part in re.findall(r"\d+", text))
 
 
 def _shared_memory(origin: Origin, plan: Plan, machine: Machine) -> Iterator[Finding]:

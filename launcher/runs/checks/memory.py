@@ -28,11 +28,15 @@ the margin of `fit.MARGIN` holds.
 WORKSPACE = 150 << 20
 """Bytes that a step in a CUDA graph keeps beside what is counted: bench/gpu/runs.yaml, on H100s."""
 
-STEPPED = 14
-"""Bytes for each parameter of the largest buffer that the fast path's distributed optimizer steps,
-once activations are gone: new masters, moments and 16-bit weights. By the two runs of four H100s in
-bench/gpu/runs.yaml, each to 0.2 %; without that optimizer there was no such peak.
-"""
+LAID = 4
+"""Bytes for each parameter of the largest buffer, while the fast path lays out a distributed
+optimizer, whose masters and moments are there by then: trainer/fast/buffers.py, test_fast.py."""
+
+EVALUATED = 10
+"""Bytes of a logit where a model that is compiled whole evaluates: 16 bits, fp32, and softmax."""
+
+ROW = 20
+"""Bytes of a row of grouped experts beside its numbers: places, token, order and factor."""
 
 FLASH = (8, 0)
 """Compute capability from which Transformer Engine has an attention that keeps no scores.
@@ -41,16 +45,10 @@ https://github.com/Dao-AILab/flash-attention: Ampere or newer.
 """
 
 UNKNOWN = {
-    "use_megatron_fsdp",
-    "use_custom_fsdp",
-    "use_torch_fsdp2",
-    "optimizer_cpu_offload",
-    "cpu_offloading_num_layers",
-    "fp8_param_gather",
-    "use_precision_aware_optimizer",
-    "pipeline_model_parallel_layout",
-    "decoder_first_pipeline_num_layers",
-    "decoder_last_pipeline_num_layers",
+    *"use_megatron_fsdp use_custom_fsdp use_torch_fsdp2 optimizer_cpu_offload".split(),
+    *"cpu_offloading_num_layers use_precision_aware_optimizer fp8_param_gather".split(),
+    *"pipeline_model_parallel_layout decoder_first_pipeline_num_layers".split(),
+    *"decoder_last_pipeline_num_layers".split(),
 }
 """Options of Megatron with which these sums don't hold, beside those of model.ELSEWHERE."""
 
@@ -145,70 +143,79 @@ def _needed(
     micro = options.get("micro_batch_size")
     if size is None or states is None or not isinstance(micro, int):
         return None
-    width, tensor = _width(options), where.tensor
+    rank = _Rank(program, options, size, where, capability)
+    width, tensor, undivided = rank.width, where.tensor, rank.undivided
     batch = model.whole(options, "global_batch_size", micro * where.data)
     tokens = size.sequence * micro / where.context  # of a micro-batch, on one process
-    undivided = tensor if "sequence_parallel" in options else 1  # what TP alone leaves whole
     layers = size.layers / where.pipeline
     expert_layers = size.expert_layers / where.pipeline
-    own, sharers = _experts(options, size, where)
+    own, sharers = experts(options, size, where)
     of_experts = bytes_of_states(program, options, sharers) or states
     entering = tokens * size.hidden * width / undivided  # bytes of what goes into a layer
-    whole = tokens * _bytes_of_token(program, options, size, where, capability, undivided)
-    whole += tokens * size.expert_layers / size.layers * _bytes_of_routed(options, size, where)
+    how = compiled(program, options, where)
+    routed, back = rank.bytes_of_routed(grouped=bool(how))
+    whole = tokens * (rank.bytes_of_token() + size.expert_layers / size.layers * routed)
     kept, once = _with_recomputing(options, layers, whole, entering)
-    compiled, stages = _is_compiled(program, options, where), []
-    on_device = program == model.GPT and "use_distributed_optimizer" in options
-    on_device &= "bf16" in options and "no_fast" not in options
+    back = tokens * max(back, rank.bytes_of_scores())
+    left = bool(how) and tensor == 1 and "fp16" not in options  # to the compiled loss
+    stages = []
+    fast = program == model.GPT and "no_fast" not in options
+    laid = fast and "use_distributed_optimizer" in options
     for first, last in [(True, True)] if where.pipeline == 1 else [(True, False), (False, True)]:
-        in_flight = 1.0
+        in_flight, count = 1.0, max(1, batch // (micro * where.data))
         parameters = (layers - expert_layers) * size.layer(tensor)
         parameters += expert_layers * size.routing_layer(tensor)
         if first:
-            in_flight = min(
-                _in_flight(options, layers, where), max(1, batch // (micro * where.data))
-            )
+            in_flight = min(_in_flight(options, layers, where), count)
             parameters += size.words(tensor) + size.positions * size.hidden
         if last:
             parameters += size.norm
             if not (first and size.tied):  # a last stage has a copy of tied embeddings
                 parameters += size.words(tensor)
         activations, logits = kept * in_flight + once, 0.0
-        if first and _rate(options, "hidden_dropout"):
+        if first and rank.drops("hidden_dropout"):
             activations += tokens * size.hidden * in_flight / undivided  # the embedding's mask
         if last:
             activations += 2 * entering  # the last norm's input and output
             # fp32, and what the output layer wrote; compiled, the gradient takes their place
-            copies = 2 if compiled else 4 if width == 4 else 6
+            copies = width if left else 4 if width == 4 else 6
             logits = tokens * size.vocabulary / tensor * copies
         weights, gradients, optimizer = (
             int(parameters * each + expert_layers * own * of_expert)
             for each, of_expert in zip(states, of_experts, strict=True)
         )
         parts = (weights, gradients, optimizer, int(activations), int(logits))
-        as_made = parameters if batch == micro * where.data else 2 * size.words()
-        beside = WORKSPACE + int(2 * as_made) if compiled else 0
-        if on_device:
+        beside = max(0.0, back - logits)  # which are gone by then
+        if how == "whole" and "bf16" in options:
+            made = parameters if batch == micro * where.data else 2 * size.words()
+            beside += WORKSPACE + 2 * made
+            if last and options.get("eval_iters") != 0:
+                other = 2 * made + logits / copies * EVALUATED
+                beside = max(beside, other - sum(parts[3:]))
+        if laid:
             largest = max(parameters / (where.data * where.context), expert_layers * own / sharers)
-            beside = max(beside, int(STEPPED * largest) - sum(parts[3:]))
-        stages.append(MemoryEstimate(*parts, beside))
+            beside = max(beside, LAID * largest - sum(parts[3:]))
+        stages.append(MemoryEstimate(*parts, int(beside)))
     return max(stages, key=lambda memory: memory.total)
 
 
-def _is_compiled(program: str, options: Mapping[str, Value], where: Layout) -> bool:
-    """Whether model and loss are compiled as one in bf16: as trainer/fast/fast.py chooses.
+def compiled(program: str, options: Mapping[str, Value], where: Layout) -> str:
+    """What torch compiles: "whole" for model and loss as one, "layers", or "" for nothing.
 
-    A single micro-batch's gradients are then kept as they were made, of several the largest: those
-    of the words, of both their uses.
+    As trainer/fast/fast.py chooses on GPUs, with Triton. Of a single micro-batch gradients are kept
+    as they were made, of several the largest: those of the words, of both their uses.
     """
-    against = {"no_fast", "num_experts", "recompute_granularity", "recompute_activations"}
-    split = (
-        where.tensor * where.pipeline > 1 or options.get("transformer_impl") == "transformer_engine"
-    )
-    return program == model.GPT and "bf16" in options and not (split or against & options.keys())
+    if program != model.GPT or "no_fast" in options:
+        return ""
+    experts = "num_experts" in options
+    grouped = where.tensor == where.context == 1 and {"swiglu", "bf16"} <= options.keys()
+    if options.get("transformer_impl") == "transformer_engine" or (experts and not grouped):
+        return ""
+    again = {"recompute_granularity", "recompute_activations"} & options.keys()
+    return "layers" if experts or again or where.tensor * where.pipeline > 1 else "whole"
 
 
-def _experts(options: Mapping[str, Value], size: ModelShape, where: Layout) -> tuple[float, int]:
+def experts(options: Mapping[str, Value], size: ModelShape, where: Layout) -> tuple[float, int]:
     """The experts' parameters of a layer that a process has, and the processes with the same ones.
 
     Experts are split over tensor parallelism of their own, where that is given, in place of the
@@ -220,65 +227,92 @@ def _experts(options: Mapping[str, Value], size: ModelShape, where: Layout) -> t
     return size.experts / over * size.mlp(size.expert_ffn, tensor) if size.experts else 0.0, sharers
 
 
-def _bytes_of_routed(options: Mapping[str, Value], size: ModelShape, where: Layout) -> float:
-    """Bytes that a layer with experts keeps of a token for the way back, less an MLP's.
-
-    Of each of its copies: what goes into an expert and comes out, and what is inside; of the
-    router: scores, their softmax and the choice, in fp32.
-    """
-    if not size.experts:
-        return 0.0
-    width, tensor = _width(options), where.tensor
-    own = model.whole(options, "expert_tensor_parallel_size", tensor)
-    inside = 3 if size.gated else 2
-    copies = size.routed * width * (2 * size.hidden * own + inside * size.expert_ffn) / tensor
-    shared = inside * (size.shared_ffn - size.ffn) * width / tensor
-    return copies + shared + 3 * 4 * size.experts / tensor
+def rows_of_token(size: ModelShape, over: int) -> float:
+    """Rows that grouped experts over so many ranks keep for each of a rank's own tokens."""
+    return over * min(size.routed, size.experts / over) if over > 1 else size.routed
 
 
-def _rate(options: Mapping[str, Value], dropout: str) -> float:
-    """A dropout's rate; 0.1 is Megatron's default."""
-    return float(str(options.get(dropout, 0.1)))
+@dataclass(frozen=True)
+class _Rank:
+    """A process by its program, options, model and layout, and its GPU's compute capability."""
 
+    program: str
+    options: Mapping[str, Value]
+    size: ModelShape
+    where: Layout
+    capability: tuple[int, int] | None
 
-def _keeps_scores(
-    program: str, options: Mapping[str, Value], capability: tuple[int, int] | None
-) -> bool:
-    """Whether attention keeps its sequence × sequence scores for the way back.
+    @property
+    def width(self) -> int:
+        return _width(self.options)
 
-    Our program's is torch's scaled dot product, which doesn't on any GPU; nor does selective
-    recomputing.
-    """
-    backend, granularity = options.get("attention_backend"), options.get("recompute_granularity")
-    if "recompute_activations" in options or granularity == "selective" or program == model.GPT:
-        return False
-    if "use_flash_attn" in options or backend in ("flash", "fused"):
-        return False
-    slow = options.get("transformer_impl") == "local" or backend in ("unfused", "local")
-    return slow or (capability is not None and capability < FLASH)
+    @property
+    def undivided(self) -> int:
+        """By how many processes that is divided which tensor parallelism alone leaves whole."""
+        return self.where.tensor if "sequence_parallel" in self.options else 1
 
+    def drops(self, dropout: str) -> bool:
+        """Whether there is such a dropout; 0.1 is Megatron's default."""
+        return bool(float(str(self.options.get(dropout, 0.1))))
 
-def _bytes_of_token(
-    program: str,
-    options: Mapping[str, Value],
-    size: ModelShape,
-    where: Layout,
-    capability: tuple[int, int] | None,
-    undivided: int,
-) -> float:
-    """Bytes that a layer keeps of a token for the way back: all of it, without recomputing."""
-    width = _width(options)
-    masks = 2 if _rate(options, "hidden_dropout") else 0
-    outside = size.hidden * (4 * width + masks)  # two norms' inputs and outputs, dropout
-    heads, keys = size.heads * size.head, 2 * size.groups * size.head
-    attention = heads + keys + heads  # queries, keys and values, context
-    if program == model.GPT:  # it repeats grouped keys, and copies the context
-        attention = 5 * heads
-    inside = (attention + size.ffn * (3 if size.gated else 2)) * float(width)
-    if _keeps_scores(program, options, capability):
-        weights = 2 * width + 1 if _rate(options, "attention_dropout") else width
-        inside += size.heads * size.sequence / where.context * weights
-    return outside / undivided + inside / where.tensor
+    @property
+    def is_plain(self) -> bool:
+        """Whether attention makes sequence × sequence scores: not our program's, on any GPU."""
+        options, backend = self.options, self.options.get("attention_backend")
+        fused = "use_flash_attn" in options or backend in ("flash", "fused")
+        slow = options.get("transformer_impl") == "local" or backend in ("unfused", "local")
+        slow |= self.capability is not None and self.capability < FLASH
+        return slow and not (self.program == model.GPT or fused)
+
+    def bytes_of_token(self) -> float:
+        """Bytes that a layer keeps of a token for the way back: all of it, without recomputing."""
+        size, width = self.size, self.width
+        masks = 2 if self.drops("hidden_dropout") else 0
+        outside = size.hidden * (4 * width + masks)  # two norms' inputs and outputs, dropout
+        heads, keys = size.heads * size.head, 2 * size.groups * size.head
+        attention = heads + keys + heads  # queries, keys and values, context
+        if self.program == model.GPT:  # it repeats grouped keys, and copies the context
+            attention = 5 * heads
+        inside = (attention + size.ffn * (3 if size.gated else 2)) * float(width)
+        again = self.options.get("recompute_granularity") == "selective"  # of the scores alone
+        if self.is_plain and not (again or "recompute_activations" in self.options):
+            weights = 2 * width + 1 if self.drops("attention_dropout") else width
+            inside += size.heads * size.sequence / self.where.context * weights
+        return outside / self.undivided + inside / self.where.tensor
+
+    def bytes_of_scores(self) -> float:
+        """Bytes of a token's scores where upstream's plain attention makes a layer's again.
+
+        What the product is added to, their softmax, and both gradients: DotProductAttention.
+        """
+        again = {"recompute_activations", "recompute_granularity"} & self.options.keys()
+        scores = self.size.heads / self.where.tensor * self.size.sequence / self.where.context
+        return 4 * self.width * scores if again and self.is_plain else 0.0
+
+    def bytes_of_routed(self, *, grouped: bool) -> tuple[float, float]:
+        """Bytes that a layer with experts keeps of a token for the way back, less an MLP's; and
+        those of the way back itself, one layer's at a time.
+
+        Of each of its copies: what goes into an expert and comes out, and what is inside; of the
+        router: scores, their softmax and the choice, in fp32. Grouped (trainer/fast/experts.py),
+        all tokens of the group are kept, and of each that could be an expert's here what the first
+        product made; on the way back there are their inputs, outputs' gradients and inputs'
+        gradients, and four times what is inside.
+        """
+        size, width, tensor = self.size, self.width, self.where.tensor
+        if not size.experts:
+            return 0.0, 0.0
+        inside, router = 3 if size.gated else 2, 3 * 4 * size.experts / tensor
+        beside = inside * (size.shared_ffn - size.ffn) * width / tensor + router
+        if grouped:
+            over = model.whole(self.options, "expert_model_parallel_size", 1)
+            rows = rows_of_token(size, over)
+            gathered = over * size.hidden * width if over > 1 else 0
+            back = rows * width * (3 * size.hidden + 4 * size.expert_ffn) + gathered
+            return rows * (2 * size.expert_ffn * width + ROW) + gathered + beside, back
+        own = model.whole(self.options, "expert_tensor_parallel_size", tensor)
+        copies = size.routed * width * (2 * size.hidden * own + inside * size.expert_ffn) / tensor
+        return copies + beside, 0.0
 
 
 def _with_recomputing(

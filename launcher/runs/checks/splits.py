@@ -78,7 +78,7 @@ def without_empty(run: Resolved, documents: Sequence[int]) -> tuple[Resolved, li
     ]
 
 
-def check(run: Resolved, datasets: Sequence[Dataset]) -> Iterator[Finding]:
+def check_splits(run: Resolved, datasets: Sequence[Dataset]) -> Iterator[Finding]:
     """A document for each split that is used, and a sample's tokens in all of them."""
     place, length = run.origin.place("data.split"), run.config.model.seq_length
     if run.program.kind is ProgramKind.SCRIPT:

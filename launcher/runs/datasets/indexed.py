@@ -116,7 +116,7 @@ class IndexedOutput:
         index = self._index
         with files.folder_lock(self.prefix.parent):
             try:
-                files.rename(index.path, _ready(index.target, index.token))
+                files.rename(index.path, files.aside_path(index.target, index.token, READY))
                 _name_pair(self.prefix, index.token)
             finally:
                 if not index.path.exists():  # it has its new name: `close` removes neither
@@ -167,12 +167,8 @@ def _name_pair(prefix: Path, token: str) -> None:
         index.unlink(missing_ok=True)
         os.replace(new, data)
         files.sync(prefix.parent)
-    os.replace(_ready(index, token), index)
+    os.replace(files.aside_path(index, token, READY), index)
     files.sync(prefix.parent)
-
-
-def _ready(index: Path, token: str) -> Path:
-    return index.with_name(f".{index.name}.{token}{READY}")
 
 
 @dataclass(frozen=True)

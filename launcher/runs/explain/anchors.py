@@ -1,7 +1,7 @@
 """Finds the lines at which rows of known failures can match, in one search for all rows.
 
 anchors.json has the anchors of each row: texts, one of which is in whatever the row matches. It
-is made from the rows by `python3 -m tools.anchors`.
+is made from the rows by `python3 -m tools.failures`.
 """
 
 from __future__ import annotations

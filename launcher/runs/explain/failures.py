@@ -323,11 +323,12 @@ def _ranked(sign: FailureSign, signs: list[FailureSign], raised: list[LogLine]) 
 
 
 def _explains(other: FailureSign, sign: FailureSign) -> bool:
-    """Whether another sign explains this one's lines, and more."""
-    if sign.said is None or other.said is None or other.failure.follows:
+    """Whether another sign explains this one's lines, and more, or this is but their summary."""
+    is_summary = KINDS.index(other.kind) < KINDS.index(sign.kind) == len(KINDS) - 1
+    if sign.said is None or other.said is None or (other.failure.follows and not is_summary):
         return False
     inside = other.first <= sign.first and sign.said.line <= other.said.line
-    return inside and _extent(other) > _extent(sign)
+    return inside and (is_summary or _extent(other) > _extent(sign))
 
 
 def _extent(sign: FailureSign) -> int:

@@ -18,6 +18,8 @@ PREFIX = re.compile(
         | \[\d+,\d+\]<std(?:out|err)>:                              # mpirun
         | \d{1,5}:(?=\ )                                            # srun --label
         | node-\d+\ \|                                              # ours
+      | (?!(?:slurm|srun|python|docker|podman)[\w.-]*:|\S*\.so\b)  # pdsh: a node's name
+        (?:\d{1,3}(?:\.\d{1,3}){3}|[a-z][a-z\d-]*\d(?:\.[a-z\d-]+)*):(?=\ \S)
         | \((?:raylet|[\w.:]*\ ?pid=\d+)[^)]*\) )                   # Ray
     | [A-Za-z<][\w.<>-]*:\d+:\d+\ \[\d+\]                           # NCCL
     | \[[\w.-]+:\d+(?:\ *:\d+){0,2}\](?=\ )                         # UCX, Open MPI
@@ -43,6 +45,9 @@ NODE = re.compile(r"^(node-\d+) \| |^([A-Za-z][\w.-]*):\d+:\d+ \[\d+\]|\bON (\S+
 TIME = re.compile(r"\b(?:\d{4}-\d\d-\d\d[T ])?\d\d:\d\d:\d\d(?:[.,]\d+)?\b")
 
 OLD_WARNING = re.compile(r"(\b\w+\.(?:cc|cu|h):\d+) WARN ")
+IGNORED = ("Exception ignored in", "Error in atexit.")
+"""Python's words before an exception that ends nothing."""
+
 LAST_ERROR = "Last error:"
 WARNS = "NCCL WARN "
 """NCCL's warning; torch repeats the last one, whatever NCCL_DEBUG is, in a line of its own."""
@@ -149,12 +154,20 @@ def parse(number: int, raw: str) -> Words:
 def by_source(lines: list[Words]) -> list[Words]:
     """The lines with those of each rank together, in the order in which ranks begin.
 
-    NCCL's last warning as torch repeats it becomes NCCL's own.
+    NCCL's last warning as torch repeats it becomes NCCL's own; an ignored exception is emptied.
     """
     groups: dict[str, list[Words]] = {}
     for line in lines:
         groups.setdefault(line.source, []).append(line)
     ordered = [line for group in groups.values() for line in group]
+    ignored = False
+    for index, line in enumerate(ordered):
+        if line.text.startswith(IGNORED):
+            ignored = True
+        elif ignored and not line.text.startswith((" ", "Traceback")):
+            ignored = False
+            if "killed by signal" not in line.text:
+                ordered[index] = line._replace(text="")
     for index, (before, line) in enumerate(pairwise(ordered), start=1):
         if before.text.strip() == LAST_ERROR and not line.text.startswith(WARNS):
             ordered[index] = Words(line.number, line.raw, WARNS + line.text, line.source)

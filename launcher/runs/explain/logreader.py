@@ -31,8 +31,9 @@ TROUBLE = re.compile(
     rb"exception|assert|\bxid\b|no |not |nan|\.py\", line|due to|denied|unauthorized|oom|"
     rb"runner: |reason:|toomany|back-?off|invalid|loss scale|died|deadline|low on|terminate|"
     rb"undefined|abort|stopiteration|unreachable|unrecogni[sz]ed|insufficient|taint|disagree|"
-    rb"dumped|signal|cancel|interrupt|out of (?:memory|resource)|retry count|expired|exceeded|"
-    rb"missing|fault|ctrl-c|unsupported|unavailable|backtrace|\?\?\?:0|matched|different"
+    rb"dumped|incompatible|signal|cancel|interrupt|out of (?:memory|resource)|retry count|"
+    rb"expired|exceeded|missing|fault|ctrl-c|refused|exited|zero bytes|unsupported|unavailable|"
+    rb"fatal|disabled|backtrace|\?\?\?:0|matched|different"
 )
 """What a line has, or its neighbour, that is looked at for known failures."""
 

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from launcher.base.screen import duration
-from launcher.runs.follow.live import LiveLine, LiveState, Shown, pace, short
+from launcher.runs.follow.live import LiveLine, LiveState, OutputDetail, pace, short
 
 if TYPE_CHECKING:
     from launcher.runs.records.metrics import TrainingStep, Validation
@@ -40,9 +40,9 @@ def editor(run: str, screen: LiveLine, environ: Mapping[str, str]) -> Editor:
 
         return Speed(record.read(run, record.PLAN), record.read(run, record.FACTS))
 
-    if screen.shown is Shown.QUIET:
+    if screen.shown is OutputDetail.QUIET:
         return nothing
-    if screen.stream and screen.shown is Shown.USUAL:
+    if screen.stream and screen.shown is OutputDetail.USUAL:
         return CompactLines(speed, colours=not environ.get("NO_COLOR"), width=screen.width_of)
     return screen.edit
 

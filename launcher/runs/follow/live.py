@@ -132,7 +132,7 @@ def _columns() -> int:
     return shutil.get_terminal_size().columns
 
 
-class Shown(Enum):
+class OutputDetail(Enum):
     """How much of a run is shown: its output not at all, short on a terminal, or whole."""
 
     QUIET = "quiet"
@@ -153,7 +153,7 @@ class LiveLine:
         self,
         stream: TextIO | None,
         width_of: Callable[[], int] = _columns,
-        shown: Shown = Shown.USUAL,
+        shown: OutputDetail = OutputDetail.USUAL,
     ) -> None:
         self.stream = stream and bare(stream)
         self.width_of = width_of
@@ -183,7 +183,7 @@ class LiveLine:
 
     def wait(self, text: str) -> None:
         """Show what is waited for, from now on to the first step."""
-        if self.shown is Shown.WHOLE and not self.stream:
+        if self.shown is OutputDetail.WHOLE and not self.stream:
             tell(text)
         self._state = LiveState()
         self._awaited, self._since = text, time.monotonic()
@@ -253,7 +253,7 @@ NO_SCREEN = screen = LiveLine(None)
 
 
 @contextmanager
-def screened(shown: Shown = Shown.USUAL) -> Iterator[None]:
+def screened(shown: OutputDetail = OutputDetail.USUAL) -> Iterator[None]:
     """Draw the live line where stdout and stderr are a terminal; within another, it is that."""
     global screen
     if screen is not NO_SCREEN:

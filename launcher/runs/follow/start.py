@@ -20,7 +20,7 @@ from launcher.base.trust import require_own_links
 from launcher.runs.follow import files, find, live
 from launcher.runs.follow.assemble import PlannedRun, assemble, new_stamp
 from launcher.runs.follow.listener import Listener
-from launcher.runs.follow.live import Shown, screened, tell
+from launcher.runs.follow.live import OutputDetail, screened, tell
 from launcher.runs.follow.supervise import supervise
 from launcher.runs.payload import KEY
 from launcher.runs.plan.job import Backend, Job
@@ -43,7 +43,7 @@ def start(
     *,
     detach: bool,
     preflight: bool,
-    shown: Shown = Shown.USUAL,
+    shown: OutputDetail = OutputDetail.USUAL,
 ) -> int:
     """Start the run and follow it to its end; the program's exit code, or 0 once detached.
 
@@ -78,7 +78,7 @@ def start(
             print(begin(chosen, plan, attach=False).run)
             return 0
         same = replace(asked, payload=dict(plan.labels).get(LABEL + KEY, ""))
-        attempts = Attempts(same, chosen, stamp, First(plan, starting))
+        attempts = Attempts(same, chosen, stamp, FirstAttempt(plan, starting))
         restarts = asked.config.max_restarts
         return supervise(chosen, attempts, restarts=restarts, listening=_listening).code
 
@@ -146,7 +146,7 @@ def _listening(job: Job) -> AbstractContextManager[Sequence[Listener]]:
     return listening(job)
 
 
-def attach(text: str, shown: Shown = Shown.USUAL) -> int:
+def attach(text: str, shown: OutputDetail = OutputDetail.USUAL) -> int:
     """Follow a run that goes on, or went on, from its first line; its exit code."""
     chosen, job = find.job(text)
     try:
@@ -311,7 +311,7 @@ def begin(chosen: Backend, plan: Plan, *, attach: bool) -> Job:
 
 
 @dataclass(frozen=True)
-class First:
+class FirstAttempt:
     """The first attempt's plan, and what is held until it has started."""
 
     plan: Plan
@@ -322,7 +322,7 @@ class Attempts:
     """Starts a run's attempts: the first as it was asked for, the others from what it saved."""
 
     def __init__(
-        self, asked: RunRequest, chosen: Backend, stamp: Stamp, first: First | None
+        self, asked: RunRequest, chosen: Backend, stamp: Stamp, first: FirstAttempt | None
     ) -> None:
         self.asked = asked
         self.chosen = chosen

@@ -27,7 +27,7 @@ from launcher.base.names import LABEL
 from launcher.base.screen import duration
 from launcher.runs.follow import find, live
 from launcher.runs.follow.listener import Listener, Listening, nobody
-from launcher.runs.follow.live import LostTerminal, Shown, screened, tell, to_nowhere, write
+from launcher.runs.follow.live import LostTerminal, OutputDetail, screened, tell, to_nowhere, write
 from launcher.runs.plan.job import KILLED, Backend, ConnectionLost, EndCause, ExitStatus, Job
 from launcher.runs.plan.plan import AFTER_GRACE
 from launcher.runs.records import owner
@@ -62,7 +62,7 @@ def supervise(
     job: Job | None = None,
     listening: Listening = nobody,
     guest: bool = False,
-    shown: Shown = Shown.USUAL,
+    shown: OutputDetail = OutputDetail.USUAL,
 ) -> Ending:
     """Carry a run to its end, starting it again up to `restarts` times where it failed.
 

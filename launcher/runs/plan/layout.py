@@ -1,4 +1,7 @@
-"""How a run is divided over its processes: the rules, and the nearest values that work."""
+"""How a run is divided over its processes: the rules, and the nearest values that work.
+
+Each rule's docstring names the file of Megatron that it was read in.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ EXCLUSIVE = (
     ("train_samples", "lr_decay_iters"),
     ("train_samples", "lr_warmup_iters"),
 )
-"""Settings of the training section of which Megatron takes one."""
+"""Settings of the training section of which Megatron takes one: training/arguments.py."""
 
 
 @dataclass(frozen=True)
@@ -145,6 +148,7 @@ def fewer(
 
 
 def _world(config: RunConfig, where: Layout) -> Iterator[BrokenRule]:
+    """core/parallel_state.py"""
     if where.world % where.model:
         near = neighbours(where.world, where.model)
         product = f"tensor {where.tensor} × pipeline {where.pipeline}"
@@ -159,6 +163,7 @@ def _world(config: RunConfig, where: Layout) -> Iterator[BrokenRule]:
 
 
 def _model(config: RunConfig, where: Layout, release: str | None) -> Iterator[BrokenRule]:
+    """core/transformer/transformer_config.py, attention.py; core/tensor_parallel/layers.py"""
     model = config.model
     heads, groups, layers = model.num_attention_heads, model.num_query_groups, model.num_layers
     if heads and heads % where.tensor:
@@ -193,6 +198,7 @@ def _uneven(config: RunConfig) -> bool:
 
 
 def _sequence(config: RunConfig, where: Layout) -> Iterator[BrokenRule]:
+    """training/arguments.py; sequence parallelism's: core/tensor_parallel/mappings.py"""
     length, positions = config.model.seq_length, config.model.max_position_embeddings
     if length and positions and positions < length:
         yield BrokenRule(
@@ -212,6 +218,7 @@ def _sequence(config: RunConfig, where: Layout) -> Iterator[BrokenRule]:
 
 
 def _training(config: RunConfig) -> Iterator[BrokenRule]:
+    """training/arguments.py"""
     training = config.training
     for one, other in EXCLUSIVE:
         if getattr(training, one) and getattr(training, other):
@@ -225,6 +232,7 @@ def _training(config: RunConfig) -> Iterator[BrokenRule]:
 
 
 def _batches(config: RunConfig, where: Layout) -> Iterator[BrokenRule]:
+    """core/num_microbatches_calculator.py"""
     training = config.training
     micro = micro_batch(config, where)
     if training.micro_batch_size == "auto":

@@ -4,10 +4,9 @@ Megatron itself is asked in the image, or by the first rank (agent/validate.py).
 for what it can't be asked (layers, schedules, tokenizers), and for common faults that would cost a
 wait in a cluster's queue. Rare options are left to Megatron.
 
-They are those of validate_args (megatron/training/arguments.py), ModelParallelConfig and
-TransformerConfig, initialize_model_parallel, OptimizerParamScheduler, build_tokenizer and the
-interleaved schedule. A release that isn't known is held to the rules that all releases have.
-Options go by their plain names: num_layers for --num-layers.
+The comment above rules names the file of Megatron that they were read in; a fact names its own in
+agent/series. A release that isn't known is held to the rules that all releases have. Options go by
+their plain names: num_layers for --num-layers.
 """
 
 from __future__ import annotations
@@ -136,8 +135,7 @@ def _unreplicated(o: RuleInput) -> bool:
 
 
 SIXTEENS = 16
-"""What both sizes of a product in FP8 are multiples of, in Transformer Engine's linear layers
-(https://github.com/NVIDIA/TransformerEngine, assert_dim_for_fp8_exec, and cuBLAS beneath it)."""
+"""What both sizes of a product in FP8 are multiples of, in Transformer Engine's linear layers."""
 
 
 def _ragged_in_fp8(o: RuleInput) -> bool:
@@ -174,19 +172,21 @@ def _warms(unit: str) -> OptionRule:
 # Rows of an option, what breaks the rule, what is wrong, how to mend it, and the releases.
 # fmt: off
 RULES = (
-    # The CPU: Transformer Engine's layers, and Apex's normalisation, are of GPUs alone.
+    # The CPU, which Transformer Engine and Apex don't serve: core/models/gpt/gpt_layer_specs.py
     OptionRule("transformer_impl", lambda o: o.cpu and o.text("transformer_impl") != "local",
          "without a GPU there is no Transformer Engine, whose layers Megatron takes",
          "Set model.transformer_impl to local.", lacking=True),
+    # core/transformer/torch_norm.py (torch_layer_norm.py up to 0.9)
     OptionRule("no_persist_layer_norm", lambda o: (
              o.cpu and not o.has("no_persist_layer_norm")
              and o.text("normalization", "LayerNorm") == "LayerNorm"),
          "without a GPU there is no Apex, whose layer norm Megatron takes",
          "Set megatron_args.no_persist_layer_norm to true.", lacking=True),
 
-    # Pipelines.
+    # Pipelines: training/arguments.py
     _splits(VIRTUAL[0], lambda o: True, "virtual stages need a pipeline"),
     *(_splits(option, _is_split, "one virtual stage is none") for option in VIRTUAL),
+    # core/pipeline_parallel/schedules.py
     OptionRule("global_batch_size",
          lambda o: o.has(*VIRTUAL) and o.where.pipeline > 1 and _ragged(o),
          "its micro-batches on each replica aren't divisible by the pipeline, which virtual stages "
@@ -194,7 +194,7 @@ RULES = (
          "Set it to a multiple of micro-batch × replicas × pipeline, or leave "
          f"{key_of(VIRTUAL[0])} out.", lacking=True),
 
-    # The distributed optimizer and what it overlaps.
+    # The distributed optimizer and what it overlaps: training/arguments.py
     needs("overlap_param_gather", "use_distributed_optimizer",
           fact="parameters are gathered for the distributed optimizer alone"),
     needs("overlap_param_gather", "use_distributed_optimizer", "use_megatron_fsdp",
@@ -207,13 +207,15 @@ RULES = (
          "parameters are gathered for optimizers of shards"),
     needs("overlap_param_gather", "overlap_grad_reduce"),
 
-    # Experts.
+    # Experts: core/transformer/transformer_config.py
     OptionRule(EP, lambda o: o.number(EP) > 1 and not o.number("num_experts"),
          "expert parallelism needs experts",
          "Set megatron_args.num_experts, or leave it out."),
+    # core/transformer/moe/moe_layer.py
     OptionRule(EP, lambda o: o.number(EP) > 1 and o.number("num_experts") % o.number(EP) != 0,
          "the experts aren't divisible by it",
          "Set it to a divisor of megatron_args.num_experts."),
+    # core/parallel_state.py
     OptionRule(EP, lambda o: _unreplicated(o) and not _apart(o),
          "the replicas aren't divisible by it",
          "Set it to a divisor of the data-parallel size.", "experts divide the replicas"),
@@ -225,12 +227,13 @@ RULES = (
          "the processes aren't divisible by expert × tensor × pipeline parallelism",
          "Set it to a smaller one, or megatron_args.expert_tensor_parallel_size: 1.",
          "experts divide the processes", lacking=True),
+    # core/model_parallel_config.py
     OptionRule(EP, lambda o: (
              o.number(EP) > 1 and o.where.tensor > 1 and not o.has("sequence_parallel")),
          "with tensor parallelism it needs parallel.sequence_parallel",
          "Set parallel.sequence_parallel: true."),
 
-    # Learning rate and weight decay.
+    # Learning rate: core/optimizer_param_scheduler.py
     *(_warms(unit) for unit in ("iters", "samples")),
     OptionRule("lr_warmup_fraction",
          lambda o: o.number("lr_warmup_fraction") >= 1 and not o.has("skip_train"),
@@ -240,21 +243,23 @@ RULES = (
              and not o.has("lr_wsd_decay_iters", "lr_wsd_decay_samples")),
          "WSD needs megatron_args.lr_wsd_decay_iters (or _samples), the length of its decay",
          "Set that, or another style."),
+    # training/arguments.py
     excludes("rampup_batch_size", "train_iters", "the batch grows"),
+    # core/num_microbatches_calculator.py
     OptionRule("rampup_batch_size",
          lambda o: o.number("rampup_batch_size") >= o.number("global_batch_size", inf),
          "begins at the global batch or above",
          "Set its first number to less than training.global_batch_size, or leave it out.",
          "the batch grows"),
 
-    # Recomputing.
+    # Recomputing: core/transformer/transformer_config.py
     OptionRule("recompute_granularity", lambda o: (
              o.text("recompute_granularity") == "full" and not o.has("recompute_activations")
              and not (o.has("recompute_method") and o.has("recompute_num_layers"))),
          "full needs megatron_args.recompute_method and recompute_num_layers",
          "Set recompute_method: uniform and recompute_num_layers: 1."),
 
-    # Precision.
+    # Precision: Transformer Engine's assert_dim_for_fp8_exec, and cuBLAS beneath it
     OptionRule("fp8_format", _ragged_in_fp8,
          f"each process's tokens of a sequence aren't a multiple of {SIXTEENS}, which FP8 needs",
          f"Set model.seq_length to a multiple of {SIXTEENS} × context parallelism, and × tensor "
@@ -263,11 +268,12 @@ RULES = (
          f"a layer's width on each process isn't a multiple of {SIXTEENS}, which FP8 needs",
          "Let the hidden size, and heads, groups and MLP over tensor parallelism, be one of "
          f"{SIXTEENS}."),
+    # training/arguments.py
     OptionRule("deterministic_mode", lambda o: "NCCL_ALGO" not in o.env,
          "needs the variable NCCL_ALGO", "Set env: {NCCL_ALGO: Ring}.",
          "deterministic mode needs NCCL_ALGO"),
 
-    # Tokenizers.
+    # Tokenizers: training/tokenizer/, from 0.17 on core/tokenizers/utils/build_tokenizer.py
     _tokenizer("vocab_file", "GPT2BPETokenizer",
          "GPT2BPETokenizer, which is taken unless data.tokenizer_type is given, needs a vocabulary",
          "Set data.tokenizer_type: NullTokenizer for tokens that are made, or data.vocab_file and "
@@ -289,6 +295,7 @@ RULES = (
 """What Megatron ends at."""
 
 IGNORED = (
+    # training/arguments.py
     OptionRule("sequence_parallel", lambda o: o.where.tensor == 1,
          "sequence parallelism is turned off, as there is no tensor parallelism",
          "Set parallel.tensor_model_parallel_size to 2 or more, or leave it out."),

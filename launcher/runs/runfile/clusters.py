@@ -11,10 +11,10 @@ from launcher.runs.runfile.values import (
     Absolute,
     Flag,
     Line,
-    Matching,
     Object,
     Positive,
     Reference,
+    Regex,
     Strict,
     Text,
     Time,
@@ -35,7 +35,7 @@ SPAN = r"(\d{1,7})(?:-(\d{1,7}))?(?::([1-9]\d{0,6}))?"
 Array = Annotated[
     Text,
     BeforeValidator(lambda value: str(value) if type(value) is int else value),
-    Matching(rf"{SPAN}(,{SPAN})*(%[1-9]\d*)?", "0-7, 1,3,5 or 0-9%2"),
+    Regex(rf"{SPAN}(,{SPAN})*(%[1-9]\d*)?", "0-7, 1,3,5 or 0-9%2"),
 ]
 
 
@@ -80,7 +80,7 @@ ExcludedHosts = Annotated[
 Quantity = Annotated[
     Text,
     BeforeValidator(lambda value: str(value) if type(value) in (int, float) else value),
-    Matching(r"\d+(\.\d+)?[A-Za-z]*", "a quantity: 12, 0.5 or 64Gi"),
+    Regex(r"\d+(\.\d+)?[A-Za-z]*", "a quantity: 12, 0.5 or 64Gi"),
     WithJsonSchema({"type": ["number", "string"]}),
 ]
 
@@ -94,7 +94,7 @@ class Slurm(Strict):
     """What the nodes know the image by: a .sqsh, a .sif or a registry's name."""
     setup: Text | list[Line] | None = None
     """Shell that each node runs first, as text or a list of lines: modules, or a venv."""
-    gpu_type: Annotated[Text, Matching(r"[A-Za-z0-9][\w.-]*", "a type of GPUs: h100")] | None = None
+    gpu_type: Annotated[Text, Regex(r"[A-Za-z0-9][\w.-]*", "a type of GPUs: h100")] | None = None
     """The type of the GPUs, as sinfo shows it: h100."""
     time: Time | None = None
     """The time limit."""
@@ -112,8 +112,8 @@ class Slurm(Strict):
     """At the end of `time`, and after a failed node, the job waits again and goes on."""
     signal: Whole = 120
     """Seconds before the end of `time` at which the run saves and stops; 0 is never."""
-    options: dict[Annotated[Text, Matching(r"[a-z][a-z-]+", "mail-user")], Line | int | bool] = (
-        Field(default_factory=dict)
+    options: dict[Annotated[Text, Regex(r"[a-z][a-z-]+", "mail-user")], Line | int | bool] = Field(
+        default_factory=dict
     )
     """Further options of sbatch, by their long names."""
 
@@ -200,7 +200,7 @@ class Kubernetes(Strict):
     volumes: dict[Absolute, Volume] = Field(default_factory=dict)
     """Where the folders lie that the rest of the file names: {claim: NAME} or {host_path: /mnt}."""
     secrets: dict[
-        Variable, Annotated[Text, Matching(r"[a-z0-9][a-z0-9.-]*/[\w.-]+", "wandb/api-key")]
+        Variable, Annotated[Text, Regex(r"[a-z0-9][a-z0-9.-]*/[\w.-]+", "wandb/api-key")]
     ] = Field(default_factory=dict)
     """Variables, each with a Secret and its key: wandb/api-key."""
     gpu: Line = "nvidia.com/gpu"

@@ -19,7 +19,6 @@ from launcher.runs.runfile.values import (
     Flag,
     Fraction,
     GpuRequest,
-    Matching,
     MicroBatch,
     Name,
     NotNegative,
@@ -27,6 +26,7 @@ from launcher.runs.runfile.values import (
     Positive,
     Prefixes,
     Reference,
+    Regex,
     Scalars,
     Shares,
     Size,
@@ -48,11 +48,9 @@ class Image(Strict):
 
     tag: Tag | None = None
     name: Reference | None = None
-    megatron: Annotated[Text, Matching(r"\d+\.\d+\.\d+[\w.+-]*", 'a release: "0.9.0"')] | None = (
-        None
-    )
+    megatron: Annotated[Text, Regex(r"\d+\.\d+\.\d+[\w.+-]*", 'a release: "0.9.0"')] | None = None
     extras: list[Extra] = Field(default_factory=list)
-    python: Annotated[Text, Matching(r"[\w./+-]+", "a program: /opt/venv/bin/python")] = PYTHON
+    python: Annotated[Text, Regex(r"[\w./+-]+", "a program: /opt/venv/bin/python")] = PYTHON
 
     @model_validator(mode="before")
     @classmethod
@@ -76,7 +74,7 @@ class Megatron(Strict):
 
     model_config = ConfigDict(**Strict.model_config, populate_by_name=True)
 
-    as_: Annotated[Text, Matching(r"\d+\.\d+", 'a series: "0.19"')] = Field(alias="as")
+    as_: Annotated[Text, Regex(r"\d+\.\d+", 'a series: "0.19"')] = Field(alias="as")
 
     @model_serializer
     def _written(self) -> dict[str, str]:
@@ -227,7 +225,7 @@ class MountSpec(Strict):
     """A folder or file of the host that the program sees at `target`."""
 
     source: Text
-    target: Annotated[Text, Matching(r"/.+", "an absolute path: /data")]
+    target: Annotated[Text, Regex(r"/.+", "an absolute path: /data")]
     read_only: Flag = True
 
 
@@ -246,11 +244,11 @@ class Resources(Strict):
     """The engine's own by default, `host` with several nodes; or `none`."""
     devices: list[Device] | None = None
     """Not given: InfiniBand's (/dev/infiniband) for several nodes, where a node has them."""
-    cap_add: list[Annotated[Text, Matching("[A-Z_]+", "a capability: IPC_LOCK")]] = Field(
+    cap_add: list[Annotated[Text, Regex("[A-Z_]+", "a capability: IPC_LOCK")]] = Field(
         default_factory=list
     )
     """Linux capabilities to add: IPC_LOCK."""
-    user: Annotated[Text, Matching(r"\d+(:\d+)?|auto|image", "auto, image or 1000:1000")] = "auto"
+    user: Annotated[Text, Regex(r"\d+(:\d+)?|auto|image", "auto, image or 1000:1000")] = "auto"
     """`auto` is you, under sudo the caller; `image`, or 1000:1000."""
     no_new_privileges: Flag = True
     """No setuid program gives anybody new rights."""

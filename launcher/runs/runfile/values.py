@@ -195,7 +195,7 @@ def _steps(value: object) -> str:
 
 
 @dataclass(frozen=True)
-class Matching:
+class Regex:
     """What a text must match, with an example of one that does."""
 
     pattern: str
@@ -249,27 +249,25 @@ Fraction = Annotated[
     _either(*NUMBERS, minimum=0, maximum=1),
 ]
 NotNegative = Annotated[float, Field(ge=0), BeforeValidator(_number), _either(*NUMBERS, minimum=0)]
-Name = Annotated[Text, Matching(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,60}", "a name: gpt2-small")]
-Extra = Annotated[Text, Matching(_EXTRA, "a package or a set of the matrix: transformers<5")]
+Name = Annotated[Text, Regex(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,60}", "a name: gpt2-small")]
+Extra = Annotated[Text, Regex(_EXTRA, "a package or a set of the matrix: transformers<5")]
 Tag = Annotated[Text, BeforeValidator(_tag), AfterValidator(names.tag), _either(*TAGS)]
-Reference = Annotated[
-    Text, Matching(names.IMAGE, "an image's name: nvcr.io/nvidia/pytorch:24.10-py3")
-]
+Reference = Annotated[Text, Regex(names.IMAGE, "an image's name: nvcr.io/nvidia/pytorch:24.10-py3")]
 Time = Annotated[
     Text,
     BeforeValidator(lambda value: str(value) if type(value) is int else value),
-    Matching(r"\d[\d:-]*|UNLIMITED", "90 (minutes), 12:00:00 or 2-12:00:00"),
+    Regex(r"\d[\d:-]*|UNLIMITED", "90 (minutes), 12:00:00 or 2-12:00:00"),
     _either({"type": "integer", "minimum": 0}, _like(r"^(\d[\d:-]*|UNLIMITED)$")),
 ]
-Line = Annotated[Text, Matching(r"[^\n]+", "a single line")]
+Line = Annotated[Text, Regex(r"[^\n]+", "a single line")]
 Object = Annotated[
-    Text, Matching(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?", "a name in a cluster: team-a")
+    Text, Regex(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?", "a name in a cluster: team-a")
 ]
-Absolute = Annotated[Text, Matching(r"/.*", "an absolute path: /data")]
+Absolute = Annotated[Text, Regex(r"/.*", "an absolute path: /data")]
 Device = Annotated[
-    Text, Matching(r"/dev/[^:]+(:/dev/[^:]+(:[rwm]{1,3})?)?", "a device: /dev/infiniband")
+    Text, Regex(r"/dev/[^:]+(:/dev/[^:]+(:[rwm]{1,3})?)?", "a device: /dev/infiniband")
 ]
-Variable = Annotated[Text, Matching(r"[A-Za-z_]\w*", "a variable's name")]
+Variable = Annotated[Text, Regex(r"[A-Za-z_]\w*", "a variable's name")]
 Size = Annotated[
     str,
     BeforeValidator(_size),

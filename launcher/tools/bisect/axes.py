@@ -16,7 +16,7 @@ from launcher.images.matrix.schema import Matrix
 from launcher.runs.records import provenance
 from launcher.runs.runfile.secrets import HIDDEN, is_secret, is_secret_option
 from launcher.tools.bisect.checkouts import Checkout
-from launcher.tools.bisect.ends import End, ImageBuild
+from launcher.tools.bisect.ends import End, RowBuild
 from launcher.tools.bisect.search import Point
 
 BASE, IMAGE, PACKAGE, RELEASE, COMMIT, KEY, ARGUMENTS, FOLDER = (
@@ -74,7 +74,7 @@ class Candidate:
     cwd: str
     rest: tuple[str, ...]
     image: Mapping[str, Any]
-    build: ImageBuild | None
+    build: RowBuild | None
     packages: Mapping[str, str] | None
     checkout: Checkout | None
 

@@ -26,12 +26,13 @@ from launcher.tools.bisect import axes, checkouts, ends, search
 from launcher.tools.bisect.axes import COMMIT, RELEASE, Axis, Differences
 from launcher.tools.bisect.checkouts import Checkout
 from launcher.tools.bisect.ends import End
-from launcher.tools.bisect.judge import Judge, Outcome
-from launcher.tools.bisect.search import EndsAlikeError, Finding, Point, Verdict
+from launcher.tools.bisect.judge import Judge, TrialOutcome
+from launcher.tools.bisect.kept import REQUEST
+from launcher.tools.bisect.search import EndsAlikeError, Point, SearchResult, Verdict
 from launcher.tools.bisect.trial import ShortRun, Trial
 
 HERE = ("docker", "local")
-TRIALS, REQUEST = "trials.jsonl", "bisect.json"
+TRIALS = "trials.jsonl"
 
 
 class NothingFoundError(LauncherError):
@@ -73,10 +74,10 @@ class Bisect:
     judge: Judge
     progress: Progress
     fresh: bool = False
-    outcomes: dict[Point, Outcome] = field(default_factory=dict)
+    outcomes: dict[Point, TrialOutcome] = field(default_factory=dict)
     verdicts: dict[Point, Verdict] = field(default_factory=dict)
 
-    def find(self) -> Finding:
+    def find(self) -> SearchResult:
         """What makes it fail. Raises NothingFoundError, and EngineError where that is lost.
 
         Where another process is at the same, this one waits, and then knows its trials.
@@ -99,7 +100,7 @@ class Bisect:
         path, kept = record.folder(self.name) / TRIALS, b""
         for line in () if self.fresh else record.read_lines(path):
             with suppress(LookupError, TypeError):
-                self.outcomes[tuple(line["point"])] = Outcome(**line["outcome"])
+                self.outcomes[tuple(line["point"])] = TrialOutcome(**line["outcome"])
                 kept += f"{json.dumps(line)}\n".encode()
         record.put_bytes(self.name, TRIALS, kept)
 
@@ -116,7 +117,7 @@ class Bisect:
         self.progress.note(f"{what}: {outcome.told}" if is_shown else what)
         return verdict
 
-    def _outcome(self, point: Point) -> Outcome:
+    def _outcome(self, point: Point) -> TrialOutcome:
         """What came of a point, tried unless it was, and kept."""
         if point not in self.outcomes:
             number, what = len(self.outcomes) + 1, self.differences.told(point)
@@ -140,15 +141,15 @@ class Bisect:
 
 
 @dataclass(frozen=True)
-class Found:
+class BisectResult:
     """What a bisect found; `untried` are differences that couldn't be tried, a reason each."""
 
     made: Bisect
-    finding: Finding
+    finding: SearchResult
     untried: tuple[str, ...] = ()
 
 
-def bisect(good: str, bad: str, request: BisectRequest, progress: Progress) -> list[Found]:
+def bisect(good: str, bad: str, request: BisectRequest, progress: Progress) -> list[BisectResult]:
     """What makes BAD fail; of a release, then which of its commits does.
 
     Raises UsageError where the ends aren't there or don't differ, NothingFoundError where they
@@ -167,12 +168,12 @@ def bisect(good: str, bad: str, request: BisectRequest, progress: Progress) -> l
     first = _bisect(differences(good_end, bad_end, on, progress), request, progress)
     finding = first.find()
     commits, why = _commits(first.differences, finding, request.history)
-    found = Found(first, finding, (*first.differences.untried, *([why] if why else [])))
+    found = BisectResult(first, finding, (*first.differences.untried, *([why] if why else [])))
     if commits is None:
         return [found]
     second = _bisect(commits, request, progress)
     try:
-        return [found, Found(second, second.find())]
+        return [found, BisectResult(second, second.find())]
     except NothingFoundError as error:
         why = f"the commits of the release: {error.problem}"
         return [replace(found, untried=(*found.untried, why))]
@@ -229,7 +230,7 @@ def _listed(found: Differences) -> Iterator[dict[str, object]]:
 
 
 def _commits(
-    first: Differences, finding: Finding, history: Path | None
+    first: Differences, finding: SearchResult, history: Path | None
 ) -> tuple[Differences | None, str]:
     """The commits between two neighbouring releases, of which the second fails.
 

@@ -10,13 +10,13 @@ from launcher.base.settings import settings
 from launcher.images.builder.image import BuildRequest, Builds
 from launcher.images.engine.connect import connect
 from launcher.images.matrix.requirements import pinned_versions
-from launcher.tools.bisect.ends import ImageBuild
+from launcher.tools.bisect.ends import RowBuild
 
 REPOSITORY = "megatron-bisect"
 """The name of the images that are made to be tried, beside the user's."""
 
 
-def build(made: ImageBuild, packages: Mapping[str, str] | None, progress: Progress) -> str:
+def build(made: RowBuild, packages: Mapping[str, str] | None, progress: Progress) -> str:
     """The name of an image, which is built unless it was; with exact `packages` for its extras.
 
     Raises as `Builds.build`, but EngineError only where no engine answers any more.
@@ -32,7 +32,7 @@ def build(made: ImageBuild, packages: Mapping[str, str] | None, progress: Progre
         raise BuildError(error.problem, error.remedy) from error  # a base that can't be pulled
 
 
-def package_versions(made: ImageBuild, progress: Progress) -> dict[str, str]:
+def package_versions(made: RowBuild, progress: Progress) -> dict[str, str]:
     """The versions of an image's extras and of what they need. Raises as `Builds.inputs`."""
     request = BuildRequest(made.tag, made.release, extras=made.extras)
     lock = _builds(progress).inputs(request).recipe.extras_lock

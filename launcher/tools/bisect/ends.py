@@ -27,7 +27,7 @@ KINDS = "a run file, a run, a row of the matrix, an image, or RUN_FILE@COMMIT"
 
 
 @dataclass(frozen=True)
-class ImageBuild:
+class RowBuild:
     """What an image of ours is built of: a row, a release of Megatron, and extras as asked for."""
 
     tag: str
@@ -48,7 +48,7 @@ class End:
     cwd: str
     rest: tuple[str, ...] = ()
     backend: str = ""
-    build: ImageBuild | None = None
+    build: RowBuild | None = None
     checkout: Checkout | None = None
     facts: Mapping[str, Any] = field(default_factory=dict)
 
@@ -117,11 +117,11 @@ def _of_run(kept: record.Record, sets: list[Override], matrix: Matrix) -> End:
     return End("", config, kept.cwd, asked.rest, kept.backend, build, facts=facts)
 
 
-def _build(image: Image, matrix: Matrix) -> ImageBuild | None:
+def _build(image: Image, matrix: Matrix) -> RowBuild | None:
     """What a run file's image is built of: by its tag, or by the labels that the engine has."""
     if image.tag:
         release = image.megatron or find_row(matrix, image.tag).megatron
-        return ImageBuild(image.tag, release, tuple(image.extras))
+        return RowBuild(image.tag, release, tuple(image.extras))
     from launcher.base.errors import EngineError
     from launcher.images.engine.connect import connect
     from launcher.images.oci.container import find_image
@@ -133,12 +133,12 @@ def _build(image: Image, matrix: Matrix) -> ImageBuild | None:
     return _labelled((held.get("Config") or {}).get("Labels") or {})
 
 
-def _labelled(labels: Mapping[str, str]) -> ImageBuild | None:
+def _labelled(labels: Mapping[str, str]) -> RowBuild | None:
     """What an image of ours was built of; None of others, and of one from a checkout."""
     if f"{LABEL}row" not in labels or labels.get(f"{LABEL}source") == "path":
         return None
     extras = tuple(labels.get(f"{LABEL}extras", "").split())
-    return ImageBuild(labels[f"{LABEL}row"], labels[f"{LABEL}megatron"], extras)
+    return RowBuild(labels[f"{LABEL}row"], labels[f"{LABEL}megatron"], extras)
 
 
 def _with_checkout(end: End, revision: str) -> End:

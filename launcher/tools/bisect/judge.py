@@ -15,7 +15,7 @@ NUMBER = re.compile(r"0x[0-9a-f]+|\b[0-9a-f]{8}\b|\d+")
 
 
 @dataclass(frozen=True)
-class Outcome:
+class TrialOutcome:
     """What came of a trial.
 
     code: the run's exit code; None where it wasn't started, for the reason `why`. cause: why it
@@ -66,7 +66,9 @@ class Judge:
         """Whether it needs GOOD's outcome."""
         return self.loss is not None or self.ms is not None
 
-    def verdict(self, outcome: Outcome, good: Outcome | None, bad: Outcome | None) -> Verdict:
+    def verdict(
+        self, outcome: TrialOutcome, good: TrialOutcome | None, bad: TrialOutcome | None
+    ) -> Verdict:
         """The verdict of a trial; `good` and `bad` are what came of the ends, as far as is known.
 
         One that failed in another way than `bad` is no answer. Where `bad` isn't started, as its
@@ -90,7 +92,7 @@ class Judge:
         same = bad is None or (bool(bad.code) and _alike(outcome.cause) == _alike(bad.cause))
         return Verdict.BAD if same else Verdict.SKIPPED
 
-    def _compared(self, outcome: Outcome, good: Outcome) -> Verdict:
+    def _compared(self, outcome: TrialOutcome, good: TrialOutcome) -> Verdict:
         """By loss or ms beside GOOD's; what has none, or failed, can't be judged."""
         pair = (outcome.ms, good.ms) if self.loss is None else (outcome.loss, good.loss)
         value, reference = pair

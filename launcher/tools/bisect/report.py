@@ -7,18 +7,18 @@ from typing import Any
 
 from launcher.base.screen import duration
 from launcher.tools.bisect.axes import COMMIT, Axis
-from launcher.tools.bisect.bisect import Found
-from launcher.tools.bisect.search import Difference, Point, Verdict
+from launcher.tools.bisect.bisect import BisectResult
+from launcher.tools.bisect.search import AxisStep, Point, Verdict
 
 MOST_LISTED = 12
 
 
-def text(found: Sequence[Found]) -> str:
+def text(found: Sequence[BisectResult]) -> str:
     """The report: what makes it fail, the last good and the first bad, what couldn't be tried."""
     return "\n".join(line for one in found for line in _lines(one))
 
 
-def _lines(found: Found) -> Iterator[str]:
+def _lines(found: BisectResult) -> Iterator[str]:
     made, finding = found.made, found.finding
     axes, end = made.differences.axes, made.differences.end
     yield "what makes it fail:" if len(finding.differences) == 1 else "together they make it fail:"
@@ -41,13 +41,13 @@ def _lines(found: Found) -> Iterator[str]:
     yield f"{len(made.outcomes)} trials of {steps}, {took}"
 
 
-def _change(axis: Axis, one: Difference) -> str:
+def _change(axis: Axis, one: AxisStep) -> str:
     """A difference in a line: what it is, and its values on both sides."""
     name = f" {axis.name}" if axis.name else ""
     return f"{axis.kind}{name}: {axis.told(one.good)} → {axis.told(one.bad)}"
 
 
-def _shown(axis: Axis, one: Difference) -> list[str]:
+def _shown(axis: Axis, one: AxisStep) -> list[str]:
     """The commits of a step, or the values between which nothing could be tried; not too many."""
     values = _between(axis, one)
     if axis.kind != COMMIT and len(values) == 1:
@@ -56,7 +56,7 @@ def _shown(axis: Axis, one: Difference) -> list[str]:
     return values if more <= 0 else [*values[:MOST_LISTED], f"and {more} more"]
 
 
-def _between(axis: Axis, one: Difference) -> list[str]:
+def _between(axis: Axis, one: AxisStep) -> list[str]:
     """What comes after the last good value, up to the first bad one: of commits with subjects."""
     values = axis.values[one.good + 1 : one.bad + 1]
     if axis.kind == COMMIT:
@@ -64,7 +64,7 @@ def _between(axis: Axis, one: Difference) -> list[str]:
     return [axis.told(at) for at in range(one.good + 1, one.bad + 1)]
 
 
-def _skips(found: Found) -> list[dict[str, str]]:
+def _skips(found: BisectResult) -> list[dict[str, str]]:
     """The points that couldn't be tried, or failed in another way."""
     made = found.made
     return [
@@ -74,13 +74,13 @@ def _skips(found: Found) -> list[dict[str, str]]:
     ]
 
 
-def as_json(found: Sequence[Found]) -> dict[str, Any]:
+def as_json(found: Sequence[BisectResult]) -> dict[str, Any]:
     """The same for programs: of a release, its commits stand under `commits`."""
     first, *rest = map(_as_dict, found)
     return {**first, "commits": rest[0] if rest else None}
 
 
-def _as_dict(found: Found) -> dict[str, Any]:
+def _as_dict(found: BisectResult) -> dict[str, Any]:
     made, finding = found.made, found.finding
     causes = [(made.differences.axes[one.axis], one) for one in finding.differences]
     return {
@@ -105,7 +105,7 @@ def _as_dict(found: Found) -> dict[str, Any]:
     }
 
 
-def _trial(found: Found, point: Point) -> dict[str, Any]:
+def _trial(found: BisectResult, point: Point) -> dict[str, Any]:
     differences, outcome = found.made.differences, found.made.outcomes[point]
     values = {
         f"{axis.kind} {axis.name}".strip(): axis.told(at)

@@ -38,7 +38,7 @@ class EndsAlikeError(Exception):
 
 
 @dataclass(frozen=True)
-class Difference:
+class AxisStep:
     """An axis whose step from `good` to `bad` is needed for the failure.
 
     They are neighbours, but where nothing between them could be tried.
@@ -50,7 +50,7 @@ class Difference:
 
 
 @dataclass(frozen=True)
-class Finding:
+class SearchResult:
     """What makes the run fail.
 
     groups: each is needed; a group has several differences where these couldn't be tried apart.
@@ -58,19 +58,19 @@ class Finding:
     alone. enough: whether that one fails; None where it couldn't be tried.
     """
 
-    groups: tuple[tuple[Difference, ...], ...]
+    groups: tuple[tuple[AxisStep, ...], ...]
     good: Point
     bad: Point
     least: Point
     enough: bool | None
 
     @property
-    def differences(self) -> list[Difference]:
+    def differences(self) -> list[AxisStep]:
         """Those of all groups, in the order of the axes."""
         return sorted((one for group in self.groups for one in group), key=lambda one: one.axis)
 
 
-def find(end: Point, ask: Ask) -> Finding:
+def find(end: Point, ask: Ask) -> SearchResult:
     """The differences on the way from GOOD, (0, …), to BAD, `end`, that make it fail.
 
     Of n steps one that is to blame is found in at most ceil(log2(n)) + 2 trials, where none is
@@ -80,7 +80,7 @@ def find(end: Point, ask: Ask) -> Finding:
     """
     _require(end, Verdict.BAD, ask)
     start = needed = (0,) * len(end)
-    groups, neighbours = list[tuple[Difference, ...]](), (start, end)
+    groups, neighbours = list[tuple[AxisStep, ...]](), (start, end)
     while True:
         way = path(needed, end)
         good, bad = halve(way, ask)
@@ -95,7 +95,7 @@ def find(end: Point, ask: Ask) -> Finding:
         verdict = Verdict.BAD if needed == end else ask(needed)
         if verdict is not Verdict.GOOD:
             enough = True if verdict is Verdict.BAD else None
-            return Finding(tuple(groups), *neighbours, needed, enough)
+            return SearchResult(tuple(groups), *neighbours, needed, enough)
 
 
 def _require(point: Point, wanted: Verdict, ask: Ask) -> None:
@@ -113,10 +113,10 @@ def path(start: Point, end: Point) -> list[Point]:
     return points
 
 
-def differences(good: Point, bad: Point) -> tuple[Difference, ...]:
+def differences(good: Point, bad: Point) -> tuple[AxisStep, ...]:
     """The axes on which two points differ."""
     pairs = enumerate(zip(good, bad, strict=True))
-    return tuple(Difference(axis, a, b) for axis, (a, b) in pairs if a != b)
+    return tuple(AxisStep(axis, a, b) for axis, (a, b) in pairs if a != b)
 
 
 def halve(points: Sequence[Point], ask: Ask) -> tuple[int, int]:

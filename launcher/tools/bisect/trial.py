@@ -28,7 +28,7 @@ from launcher.runs.runfile.config import RunConfig
 from launcher.runs.runfile.source import Override
 from launcher.tools.bisect.axes import Candidate
 from launcher.tools.bisect.built import build
-from launcher.tools.bisect.judge import Outcome
+from launcher.tools.bisect.judge import TrialOutcome
 from launcher.tools.trials.trials import LONGEST, end
 
 USAGE, REFUSED = 2, (121, 122)
@@ -53,7 +53,7 @@ EXCEPTION = re.compile(r"\b(?:[A-Za-z_]\w*\.)*([A-Z]\w*(?:Error|Exception))\b")
 class Trial(Protocol):
     """Tries a run: builds what it needs, runs it, and says what came of it."""
 
-    def __call__(self, candidate: Candidate, number: int) -> Outcome:
+    def __call__(self, candidate: Candidate, number: int) -> TrialOutcome:
         """The outcome of trial `number`. Raises EngineError where the engine is lost."""
 
 
@@ -72,7 +72,7 @@ class ShortRun:
     progress: Progress
     check: str = ""
 
-    def __call__(self, candidate: Candidate, number: int) -> Outcome:
+    def __call__(self, candidate: Candidate, number: int) -> TrialOutcome:
         began = time.monotonic()
         with owned.scratch(settings().cache) as scratch:
             try:
@@ -81,7 +81,7 @@ class ShortRun:
             except LauncherError as error:
                 if isinstance(error, EngineError):
                     raise
-                outcome = Outcome(why=" ".join(str(error).split())[:SHOWN])
+                outcome = TrialOutcome(why=" ".join(str(error).split())[:SHOWN])
         return replace(outcome, seconds=time.monotonic() - began)
 
     def _config(self, candidate: Candidate, scratch: Path, number: int) -> RunConfig:
@@ -99,7 +99,9 @@ class ShortRun:
         config = source.overridden(config, [Override("bisect", own)])
         return shortened(config, self.steps, candidate.cwd, scratch)
 
-    def _run(self, candidate: Candidate, config: RunConfig, scratch: Path, number: int) -> Outcome:
+    def _run(
+        self, candidate: Candidate, config: RunConfig, scratch: Path, number: int
+    ) -> TrialOutcome:
         """What came of the run. Raises EngineError where that is lost."""
         file, log, runs = scratch / "run.yaml", self.folder / f"{number}.log", self.folder / "runs"
         file.write_text(json.dumps(config.model_dump(mode="json", exclude_unset=True)))
@@ -127,15 +129,15 @@ class ShortRun:
         )
         return replace(outcome, check=done.returncode)
 
-    def _outcome(self, lines: Sequence[str], code: int | None, kept: Path | None) -> Outcome:
+    def _outcome(self, lines: Sequence[str], code: int | None, kept: Path | None) -> TrialOutcome:
         """What came of a run with this output and this record; code: None where it was too late."""
         if code is None:
-            return Outcome(LATE, f"it took longer than {self.seconds:g} s")
+            return TrialOutcome(LATE, f"it took longer than {self.seconds:g} s")
         metrics = plot.continued(record.read_lines(kept / record.METRICS)) if kept else []
         steps = [one for one in metrics if one["kind"] == plot.STEP]
         refused = is_refusal(code, kept)
         cause, said = cause_of(lines, code, refused=refused) if code else ("", "")
-        return Outcome(code, cause, said, loss_of(steps), ms_of(steps))
+        return TrialOutcome(code, cause, said, loss_of(steps), ms_of(steps))
 
 
 def shortened(config: RunConfig, steps: int, cwd: str, scratch: Path) -> RunConfig:

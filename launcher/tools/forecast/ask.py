@@ -17,8 +17,8 @@ from launcher.runs.records import record, throughput
 from launcher.runs.runfile.source import RunRequest
 from launcher.tools.forecast import facts, layouts, site
 from launcher.tools.forecast import work as works
-from launcher.tools.forecast.facts import Fact
-from launcher.tools.forecast.forecast import Forecast, Machine, forecast, with_others
+from launcher.tools.forecast.facts import RunFact
+from launcher.tools.forecast.forecast import Forecast, Hardware, forecast, with_others
 
 
 def card(name: str) -> Gpu:
@@ -41,7 +41,11 @@ def of_request(
     with suppress(EngineError):  # where that matters, assemble raises it
         visible = visible or gather.visible(counted(asked.config, chosen), chosen)
     planned = assemble(asked, chosen, new_stamp(), dry=True, visible=visible)
-    return of_planned(planned, chosen, visible, network), planned
+    found = of_planned(planned, chosen, visible, network)
+    if gpu and found.work.on_cpu:
+        why = f"what it takes on {gpu}: with gpus: 0 it runs on the CPU"
+        found = replace(found, unknown=(why, *found.unknown))
+    return found, planned
 
 
 def of_planned(
@@ -51,11 +55,11 @@ def of_planned(
     run, plan = planned.run, planned.plan
     one = min(visible, key=lambda gpu: gpu.total, default=None)
     work = works.of_resolved(run)
-    machine = Machine("", network=network)
+    machine = Hardware("", network=network)
     if work.on_cpu and not chosen.scheduled:
         machine = replace(machine, place=_this_machine())
     elif one:
-        machine = Machine(one.name, one.name, one.total, one.capability, network)
+        machine = Hardware(one.name, one.name, one.total, one.capability, network)
     known = site.earlier(machine.place)
     seen = not chosen.scheduled or chosen.shares_files
     found = forecast(work, machine, known, plan.checkpoints if seen else None)
@@ -67,7 +71,7 @@ def _this_machine() -> str:
     return facts.place({"host": host}, on_cpu=True)
 
 
-def of_record(run: str, fact: Fact, known: Iterable[Fact] | None = None) -> Forecast:
+def of_record(run: str, fact: RunFact, known: Iterable[RunFact] | None = None) -> Forecast:
     """The forecast that a run of this site had before its start: by the runs before it.
 
     `known` are the runs to look for those among, in place of those that there are records of.
@@ -77,5 +81,5 @@ def of_record(run: str, fact: Fact, known: Iterable[Fact] | None = None) -> Fore
     one = min(gpus, key=lambda gpu: gpu["total"], default=None)
     able = tuple(one["capability"]) if one and one.get("capability") else None
     name = "" if fact.work.on_cpu else fact.place
-    machine = Machine(fact.place, name, one["total"] if one and name else 0, able)
+    machine = Hardware(fact.place, name, one["total"] if one and name else 0, able)
     return forecast(fact.work, machine, site.earlier(fact.place, fact.created, known))

@@ -2,15 +2,15 @@
 
 A step's time is the larger of two: what the host takes to launch its kernels, and what the card
 takes for its matrix products and its memory traffic; then come communication between GPUs and the
-bubble of a pipeline, (p - 1) / m of it for p stages and m micro-batches (Narayanan et al. 2021,
-https://arxiv.org/abs/2104.04473, section 2.2). The constants were fitted to the runs of
-bench/gpu/runs.yaml that have `fit`.
+bubble of a pipeline, (p - 1) / (v·m) of it for p stages of v parts and m micro-batches (Narayanan
+et al. 2021, https://arxiv.org/abs/2104.04473, section 2.2). The constants were fitted to the runs
+of bench/gpu/runs.yaml that have `fit`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from launcher.runs.checks import memory
 from launcher.runs.plan import model
@@ -23,6 +23,10 @@ copies of 3.0 of 3.35 TB/s, and an all-reduce of 329 of 450 GB/s."""
 
 MOVED_COMPILED, MOVED_EAGER = 6.0, 12.0
 """How often the bytes that a layer keeps for the way back go to memory and come from it, in all."""
+
+MOVED_HIDDEN, MOVED_INSIDE = 14, 18
+"""How often a row of grouped experts is moved by its tokens' size, and by an expert's, there and
+back: what each product and kernel of trainer/fast/experts.py reads and writes."""
 
 SCORES = 55
 """How often upstream's plain attention moves its scores, with the second time of recomputing."""
@@ -56,16 +60,19 @@ LATENCY = 0.03
 CPU_TFLOPS, CPU_MEMORY = 0.05, 0.02
 """A CPU's rates in TFLOP/s and TB/s, for how its runs go with each other alone, as "cpu" above."""
 
+BUSY = "upstream, busy"
 OFF = {
-    "kernels": (0.85, 1.06),
-    "graphed": (0.85, 1.06),
-    "compiled": (0.85, 1.06),
-    "experts": (0.82, 1.15),
+    "kernels": (0.83, 1.06),
+    "graphed": (0.83, 1.06),
+    "compiled": (0.83, 1.06),
+    "experts": (0.82, 1.03),
     "eager": (0.80, 1.15),
     "upstream": (0.65, 1.45),
+    BUSY: (0.72, 1.06),
 }
 """The least and the most that the forecast was of the ms that runs on H100s and H200s took, by what
-starts their kernels: machines differ in their hosts. tests/tools/forecast holds it to runs.yaml."""
+starts their kernels: machines differ in their hosts. Where these keep up with upstream's kernels,
+those of bench/gpu/published.yaml too. tests/tools/forecast holds it to both."""
 
 MEASURED_ON, ELSEWHERE = ("h100-80gb", "h200"), 1.25
 MOST_MEASURED = 4
@@ -144,30 +151,40 @@ def step(work: Work, card: GpuRates) -> StepCost | None:
     count, layers, how = work.count, size.layers / where.pipeline, starts(work)
     ours = how in ("kernels", *COMPILED)
     moved = MOVED_COMPILED if ours else MOVED_EAGER
-    traffic = needed.activations / min(where.pipeline, count) * moved + 2 * needed.logits
+    again, kept = options.get("recompute_granularity") == "full", needed
+    if again:  # all that a layer makes is moved, whatever is kept of it
+        whole = {key: value for key, value in options.items() if not key.startswith("recompute_")}
+        kept = memory.needed(work.program, whole, where) or needed
+    traffic = kept.activations / min(where.pipeline, count) * moved * (4 / 3 if again else 1)
+    traffic += 2 * needed.logits
+    if size.experts and how == "graphed":  # of whose rows only those that are used are moved
+        over = work.number("expert_model_parallel_size", 1)
+        inside = 2 * size.expert_ffn * memory.rows_of_token(size, over)
+        row = MOVED_HIDDEN * size.hidden + MOVED_INSIDE * size.expert_ffn
+        tokens = 2 * work.micro * size.sequence * size.expert_layers / where.pipeline
+        traffic += tokens * (size.routed * row - moved * inside)
     traffic += 3 * needed.weights + 2 * needed.gradients  # read three times, and added to
     traffic = traffic * count + 2 * (needed.weights + needed.gradients + needed.optimizer)
     if options.get("transformer_impl") == "local" and how == "upstream":
         tokens = size.sequence * work.micro / where.context
         scores = size.heads / where.tensor * size.sequence * 2
         traffic += SCORES * tokens * scores * layers * count
-    communication = _communication(work, size, needed, card)
-    if communication is None:
-        return None
-    operations = size.operations(work.batch) / where.world
-    operations *= 4 / 3 if options.get("recompute_granularity") == "full" else 1
+    virtual = max(1.0, layers / work.number("num_layers_per_virtual_pipeline_stage", size.layers))
+    operations = size.operations(work.batch) / where.world * (4 / 3 if again else 1)
     each, once = HOST[how]
     if how == "eager" and size.experts and "moe_grouped_gemm" not in options:
         over = work.number("expert_model_parallel_size", 1)
         each += EXPERT * size.experts / over * size.expert_layers / size.layers
-    return StepCost(
+    alone = StepCost(
         arithmetic=operations / card.tflops / 1e9,
         traffic=traffic / card.memory / 1e9,
-        communication=communication,
+        communication=0.0,
         host=each * layers * count + once,
-        bubble=(where.pipeline - 1) / count,
+        bubble=(where.pipeline - 1) / count / virtual,
         between=BETWEEN * layers * count if how in COMPILED else 0.0,
     )
+    communication = _communication(work, size, needed, card, alone)
+    return None if communication is None else replace(alone, communication=communication)
 
 
 def starts(work: Work) -> str:
@@ -177,82 +194,116 @@ def starts(work: Work) -> str:
         return "cpu"
     if work.program != model.GPT:
         return "upstream"
-    plain = options.get("transformer_impl") == "transformer_engine" or "no_fast" in options
-    experts = "num_experts" in options
-    grouped = where.tensor == where.context == 1 and {"swiglu", "bf16"} <= options.keys()
-    if plain or (experts and not grouped):
+    how = memory.compiled(work.program, options, where)
+    if not how:
         return "eager"
     if "num_layers_per_virtual_pipeline_stage" in options or "recompute_granularity" in options:
         return "compiled"
     learned = options.get("position_embedding_type", "learned_absolute") == "learned_absolute"
     like_gpt2 = learned and "swiglu" not in options and work.kernels
-    split = where.model > 1 or experts or "fp8_format" in options
-    return "kernels" if like_gpt2 and work.precision == "bf16" and not split else "graphed"
+    one = how == "whole" and where.model == 1 and "fp8_format" not in options
+    return "kernels" if like_gpt2 and work.precision == "bf16" and one else "graphed"
 
 
 def _communication(
-    work: Work, size: model.ModelShape, needed: memory.MemoryEstimate, card: GpuRates
+    work: Work,
+    size: model.ModelShape,
+    needed: memory.MemoryEstimate,
+    card: GpuRates,
+    alone: StepCost,
 ) -> float | None:
-    """ms in which a GPU sends: rings send 2·(n - 1)/n of what they sum over n.
+    """ms in which a GPU sends: rings send (n - 1)/n of what they sum over n, and of what they give.
 
     A layer of tensor parallelism sums its output four times, forward and backward; a pipeline
     passes it on twice; context parallelism gives heads away and gets them back, and experts' tokens
-    are sent and come back, forward and backward; data parallelism sums the gradients, half of which
-    hides behind computing where that is overlapped. What goes beyond a machine takes its network:
+    are sent and come back, forward and backward. What goes beyond a machine takes its network:
     ranks of tensor parallelism are neighbours, then those of context, data and pipeline
-    parallelism, as Megatron orders them.
+    parallelism, as Megatron orders them. What overlaps is hidden as long as that it overlaps with
+    takes, in `alone`, the step without it.
     """
     where, options, count = work.where, work.options, work.count
     machine, layers = where.world // work.nodes, size.layers / where.pipeline
     far = {
         "tensor": where.tensor > machine,
         "context": where.tensor * where.context > machine,
-        "data": where.data > 1 and where.world // where.pipeline > machine,
         "pipeline": where.pipeline > 1 and work.nodes > 1,
     }
-    if any(far.values()) and card.network is None:
+    beyond = where.data > 1 and where.world // where.pipeline > machine
+    if (beyond or any(far.values())) and card.network is None:
         return None
     over = work.number("expert_model_parallel_size", 1)
     output = work.micro * count * size.sequence / where.context * size.hidden * 2
-    summed = 4 * layers * output
-    hidden = 0.5 if "overlap_grad_reduce" in options else 1.0
-    graphed = starts(work) in ("kernels", "graphed")
-    gradients = hidden * needed.gradients * 2 * (where.data - 1) / where.data
-    if graphed and where.data == where.world == 2 and count == 1:
-        gradients = needed.gradients / 4  # half of them, in 16 bits: see trainer/fast/gradients.py
     heads = output * 2 * (size.heads + size.groups) * size.head / size.hidden / where.tensor
     sent = {
-        "tensor": summed * 2 * (where.tensor - 1) / where.tensor,
+        "tensor": 4 * layers * output * 2 * (where.tensor - 1) / where.tensor,
         "pipeline": 2 * output * (where.pipeline > 1),
         "context": 2 * layers * heads * (where.context - 1) / where.context,
-        "data": gradients,
     }
+    took = {
+        ranks: size_of / ((card.network or 1) if far[ranks] else card.link) / 1e6
+        for ranks, size_of in sent.items()
+    }
+    together = max(1, machine // (where.tensor * where.context))  # each with a way out
+    data = min(card.link, (card.network or 1) * together) if beyond else card.link
+    if "tp_comm_overlap" in options:
+        took["tensor"] = max(0.0, took["tensor"] - alone.arithmetic)
     if over > 1 and size.experts:
         routed = 4 * size.expert_layers / where.pipeline * output * size.routed
-        sent["data"] += routed / where.tensor * (over - 1) / over
+        took["experts"] = routed / where.tensor * (over - 1) / over / data / 1e6
     times = (where.tensor > 1) + (where.context > 1) + (over > 1)
-    ms = 0.0 if work.on_cpu else 4 * layers * count * LATENCY * times
-    for ranks, size_of in sent.items():
-        ms += size_of / ((card.network or 1) if far[ranks] else card.link) / 1e6
-    return ms
+    latency = 0.0 if work.on_cpu else 4 * layers * count * LATENCY * times
+    return sum(took.values()) + latency + _of_replicas(work, size, needed, data, alone.busy / count)
 
 
-def is_known(work: Work, card: str) -> bool:
-    """Whether runs like it were measured: on such a card, and no more than two of them."""
+def _of_replicas(
+    work: Work, size: model.ModelShape, needed: memory.MemoryEstimate, rate: float, busy: float
+) -> float:
+    """ms in which replicas sum their gradients, and then have the sums, or weights by them.
+
+    rate: GB/s; busy: ms of a micro-batch, of which a third goes forward. Experts have replicas of
+    their own.
+    """
+    where, options = work.where, work.options
+    if (
+        starts(work) in ("kernels", "graphed")
+        and where.data == where.world == 2
+        and work.count == 1
+    ):
+        return needed.gradients / 4 / rate / 1e6  # half, in 16 bits: trainer/fast/gradients.py
+    own, sharers = memory.experts(options, size, where)
+    width = 2 if work.precision != "fp32" else 4
+    share = own * size.expert_layers / where.pipeline * width / needed.weights
+    rings = (1 - share) * (where.data - 1) / where.data + share * (sharers - 1) / sharers
+    shared = "use_distributed_optimizer" in options
+    summed = needed.gradients * rings / rate / 1e6
+    given = (needed.weights if shared else needed.gradients) * rings / rate / 1e6
+    if "overlap_grad_reduce" in options:
+        summed = max(0.0, (summed if shared else summed + given) - busy * 2 / 3)
+        given = given if shared else 0.0
+    if "overlap_param_gather" in options:
+        given = max(0.0, given - busy / 3)
+    return summed + given
+
+
+def is_known(work: Work, card: str, cost: StepCost) -> bool:
+    """Whether runs like it were measured: on such a card, and no more of them."""
     found = throughput.card(card)
-    return bool(found and found.alias in MEASURED_ON) and work.where.world <= MOST_MEASURED
+    here = found and found.alias in MEASURED_ON and work.where.world <= MOST_MEASURED
+    return bool(here) or kind(work, cost) == BUSY
 
 
-def usual_off(work: Work) -> tuple[float, float]:
-    """OFF of what starts its kernels, where experts that are compiled are a kind of their own."""
+def kind(work: Work, cost: StepCost) -> str:
+    """Which of OFF it is: experts that are compiled, and GPUs that the host keeps busy, alone."""
     how = starts(work)
-    return OFF["experts" if how in COMPILED and "num_experts" in work.options else how]
+    if how == "upstream":
+        return how if "the host" in cost.parts else BUSY
+    return "experts" if how in COMPILED and "num_experts" in work.options else how
 
 
-def off(work: Work, card: str) -> tuple[float, float]:
+def off(work: Work, card: str, cost: StepCost) -> tuple[float, float]:
     """The least and the most that a forecast by published rates may be of what the step takes."""
-    least, most = usual_off(work)
-    wider = 1 if is_known(work, card) else ELSEWHERE
+    least, most = OFF[kind(work, cost)]
+    wider = 1 if is_known(work, card, cost) else ELSEWHERE
     return least / wider, most * wider
 
 

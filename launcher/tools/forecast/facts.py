@@ -50,7 +50,7 @@ MIB = 1 << 20
 
 
 @dataclass(frozen=True)
-class Fact:
+class RunFact:
     """What a run took. `place` is what it ran on: a GPU's name, or a machine's on the CPU.
 
     whole: whether `seconds` and the counts are of all of it, and not of its newest lines
@@ -104,7 +104,7 @@ class _Line:
         return self.count * self.ms / 1000
 
 
-def of_run(run: str, most: int = 0) -> Fact | None:
+def of_run(run: str, most: int = 0) -> RunFact | None:
     """What a run took by its record; None where that doesn't say it, as before its second line.
 
     `most` are the bytes to read of its metrics, the newest; 0 for all.
@@ -140,7 +140,7 @@ def _fact(
     where: str,
     found: Sequence[dict[str, Any]],
     endings: Sequence[Mapping[str, Any]],
-) -> Fact | None:
+) -> RunFact | None:
     steps = [each for each in found if each["kind"] == plot.STEP]
     whole = {(e["attempt"], e["iteration"]) for e in plot.continued(found)}
     attempts = sorted({each["attempt"] for each in steps})
@@ -159,7 +159,7 @@ def _fact(
         return None
     hidden = costs.starts(done) in ("kernels", *costs.COMPILED)  # behind the GPU's work
     waits = 0.0 if hidden else median(line.data / line.count for line in plain)
-    spent = _Spent(done, validated, ms, ms / 1000 - waits)
+    spent = _TimeSum(done, validated, ms, ms / 1000 - waits)
     begun = datetime.fromisoformat(kept.created)
     for at in attempts:
         ending = next((one for one in endings if one.get("attempt") == at), {})
@@ -171,7 +171,7 @@ def _fact(
     memory = [each for each in found if each["kind"] == metrics.KINDS[metrics.MemoryUse]]
     some = sorted(line.ms for line in plain)
     paced = sum(spent.seconds[part] for part in (STEPS, SLOW, DATA))
-    return Fact(
+    return RunFact(
         run=kept.run,
         work=done,
         place=where,
@@ -231,7 +231,7 @@ def _median(lines: Sequence[_Line]) -> float:
     return some[bisect_left(counts, counts[-1] / 2)].ms
 
 
-class _Spent:
+class _TimeSum:
     """Adds up where the seconds of a run's attempts went."""
 
     def __init__(self, work: Work, validated: Sequence[int], ms: float, usual: float) -> None:

@@ -13,7 +13,7 @@ from launcher.runs.checks import memory
 from launcher.runs.records import throughput
 from launcher.tools.forecast import costs, facts, site
 from launcher.tools.forecast.costs import GpuRates
-from launcher.tools.forecast.facts import Fact
+from launcher.tools.forecast.facts import RunFact
 from launcher.tools.forecast.site import Range, StepTime
 from launcher.tools.forecast.work import Work
 
@@ -33,7 +33,7 @@ FROM_RECORDS = "earlier runs here"
 
 
 @dataclass(frozen=True)
-class Machine:
+class Hardware:
     """What a run is to run on: `place` as facts.place has it; the card's name, "" on the CPU.
 
     total: bytes of a GPU's memory, 0 where it isn't known; network: GB/s for each GPU
@@ -52,7 +52,7 @@ class Machine:
 
 
 @dataclass(frozen=True)
-class Other:
+class OtherLayout:
     """Another layout that fits: what to set, bytes on a GPU, and a step's time if that is known."""
 
     sets: dict[str, object]
@@ -69,7 +69,7 @@ class Forecast:
     """
 
     work: Work
-    machine: Machine
+    machine: Hardware
     memory: memory.MemoryEstimate | None = None
     step: StepTime | None = None
     tokens: int = 0
@@ -79,7 +79,7 @@ class Forecast:
     disk: int | None = None
     free: int | None = None
     price: float | None = None
-    others: tuple[Other, ...] = ()
+    others: tuple[OtherLayout, ...] = ()
     unknown: tuple[str, ...] = ()
     sources: dict[str, str] = field(default_factory=dict)
 
@@ -107,7 +107,7 @@ class Forecast:
 
 
 def forecast(
-    work: Work, machine: Machine, known: Sequence[Fact], folder: str | None = None
+    work: Work, machine: Hardware, known: Sequence[RunFact], folder: str | None = None
 ) -> Forecast:
     """The forecast of a run by what is published and by earlier runs on such a machine.
 
@@ -153,7 +153,7 @@ def forecast(
     )
 
 
-def _why_no_time(work: Work, machine: Machine, card: GpuRates | None) -> str:
+def _why_no_time(work: Work, machine: Hardware, card: GpuRates | None) -> str:
     """Why there is no time of a step."""
     if work.on_cpu:
         return "the time of a step: nothing is published of a CPU, and no run here was like it"
@@ -168,7 +168,7 @@ def _why_no_time(work: Work, machine: Machine, card: GpuRates | None) -> str:
     return "the time of a step: the options have no batch"
 
 
-def _saving(work: Work, size: int, known: Sequence[Fact]) -> Range | None:
+def _saving(work: Work, size: int, known: Sequence[RunFact]) -> Range | None:
     """Seconds of a save by those of earlier runs: by their bytes, or as long whatever they are."""
     times, same = list[float](), list[float]()
     for one in known:
@@ -181,7 +181,7 @@ def _saving(work: Work, size: int, known: Sequence[Fact]) -> Range | None:
     return Range(median(times), min(times), max(times)) if times else None
 
 
-def _hours(work: Work, step: StepTime, saving: Range | None, known: Sequence[Fact]) -> Range:
+def _hours(work: Work, step: StepTime, saving: Range | None, known: Sequence[RunFact]) -> Range:
     """Hours of the whole run: start, steps, evaluations, saves, end."""
     steps = work.steps
     pace = median(one.mean_ms for one in step.measured) if step.measured else step.ms
@@ -225,6 +225,6 @@ def price(card: str) -> float | None:
     return prices.get(card, prices.get(found.alias) if found else None)
 
 
-def with_others(found: Forecast, others: Sequence[Other]) -> Forecast:
+def with_others(found: Forecast, others: Sequence[OtherLayout]) -> Forecast:
     """The forecast with other layouts beside it."""
     return replace(found, others=tuple(others))

@@ -15,15 +15,15 @@ from launcher.runs.plan.resolved import Resolved
 from launcher.runs.runfile.config import RunConfig
 from launcher.runs.runfile.source import Override, overridden
 from launcher.tools.forecast import site
-from launcher.tools.forecast.facts import Fact
-from launcher.tools.forecast.forecast import Machine, Other
+from launcher.tools.forecast.facts import RunFact
+from launcher.tools.forecast.forecast import Hardware, OtherLayout
 from launcher.tools.forecast.work import Work, of_resolved
 
 MOST_TRIED, SHOWN = 12, 2
 """Layouts that are looked at, the nearest first; and those that fit that are shown."""
 
 
-def nearest(run: Resolved, machine: Machine, known: Sequence[Fact]) -> list[Other]:
+def nearest(run: Resolved, machine: Hardware, known: Sequence[RunFact]) -> list[OtherLayout]:
     """The two nearest layouts that fit; none where the GPU's memory, or the model, isn't known.
 
     Where the run itself doesn't fit, the least change with which it would comes first.
@@ -33,7 +33,7 @@ def nearest(run: Resolved, machine: Machine, known: Sequence[Fact]) -> list[Othe
         needed = base.memory(machine.capability)
     if needed is None:
         return []
-    found, faulty = list[Other](), {fault.key for fault in run.faults}
+    found, faulty = list[OtherLayout](), {fault.key for fault in run.faults}
     candidates = [*_candidates(run.config, base)]
     if needed.total > machine.total * (1 - MARGIN):
         card = Gpu(0, "", machine.card, machine.total, 0, machine.capability, "")
@@ -48,7 +48,7 @@ def nearest(run: Resolved, machine: Machine, known: Sequence[Fact]) -> list[Othe
         needed = work.memory(machine.capability)
         if needed and needed.total <= machine.total * (1 - MARGIN):
             step = site.step(work, machine.rates(work), known)
-            found.append(Other(sets, needed.total, step))
+            found.append(OtherLayout(sets, needed.total, step))
         if len(found) == SHOWN:
             break
     return found

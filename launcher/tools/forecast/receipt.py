@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from typing import Any
 
 from launcher.base.screen import printable
 from launcher.runs.checks.machine import GB
 from launcher.tools.forecast import ask, facts, site, text
-from launcher.tools.forecast.facts import Fact
+from launcher.tools.forecast.facts import RunFact
 from launcher.tools.forecast.forecast import Forecast, price
 
 NEWEST = 100
@@ -31,7 +32,7 @@ JOULES = 3.6e6
 class Receipt:
     """A run's fact and the forecast that it had before its start, by the runs before it."""
 
-    fact: Fact
+    fact: RunFact
     forecast: Forecast
 
     @property
@@ -58,7 +59,7 @@ class Receipts:
     """The receipts of the newest runs as text; what hasn't changed since isn't made again."""
 
     def __init__(self) -> None:
-        self._facts: dict[str, tuple[tuple[float, int], Fact | None]] = {}
+        self._facts: dict[str, tuple[tuple[float, int], RunFact | None]] = {}
         self._lines: dict[str, tuple[object, list[str]]] = {}
 
     def read(self) -> dict[str, list[str]]:
@@ -91,7 +92,7 @@ def lines(found: Receipt) -> Iterator[str]:
     world, kind = fact.work.where.world, ("GPU", "s") if found.gpus else ("process", "es")
     yield f"run {fact.run}: {world} {kind[0]}{kind[1] * (world > 1)}, {on}"
     step = expected.step
-    foreseen = text.span(step.range, text.ms) if step else "not known"
+    foreseen = text.span(step.range, partial(text.ms, like=step.ms)) if step else "not known"
     yield _row("step", text.ms(fact.ms), foreseen, step.ms / fact.ms if step else None)
     if fact.allocated and expected.memory:
         total = expected.memory.total - expected.memory.overhead
@@ -101,7 +102,8 @@ def lines(found: Receipt) -> Iterator[str]:
     taken = text.duration(fact.total / 3600)
     if hours and done >= 1:
         ratio = 3600 * hours.value / fact.total
-        yield _row("time", taken, text.span(hours, text.duration), ratio)
+        foreseen = text.span(hours, partial(text.duration, like=hours.value))
+        yield _row("time", taken, foreseen, ratio)
     else:
         why = f"of the whole {text.span(hours, text.duration)}" if hours else "not known"
         yield _row("time", f"{taken}, {done:.0%} of its steps".replace("%", " %"), why, None)

@@ -14,7 +14,7 @@ from launcher.base.settings import settings
 from launcher.runs.records import record, throughput
 from launcher.tools.forecast import costs, facts
 from launcher.tools.forecast.costs import GpuRates, StepCost
-from launcher.tools.forecast.facts import Fact
+from launcher.tools.forecast.facts import RunFact
 from launcher.tools.forecast.work import Work
 
 MOST_RUNS, MOST_BYTES, LARGE = 30, 3 << 19, 1 << 18
@@ -65,7 +65,7 @@ class StepTime:
     most: float
     source: str
     cost: StepCost | None = None
-    measured: tuple[Fact, ...] = ()
+    measured: tuple[RunFact, ...] = ()
 
     @property
     def range(self) -> Range:
@@ -73,7 +73,7 @@ class StepTime:
         return Range(self.ms, self.least, self.most)
 
 
-def earlier(place: str, before: str = "", known: Iterable[Fact] | None = None) -> list[Fact]:
+def earlier(place: str, before: str = "", known: Iterable[RunFact] | None = None) -> list[RunFact]:
     """What runs on such a machine or card took, newest first; those created before a time alone.
 
     `known` are the runs to choose from, in place of those that there are records of.
@@ -89,7 +89,7 @@ def _is_same(one: str, other: str) -> bool:
     return one == other or (found is not None and found == throughput.card(other))
 
 
-def read() -> Iterator[Fact]:
+def read() -> Iterator[RunFact]:
     """What the newest runs took, as many as a forecast has time for."""
     left = MOST_BYTES
     for run, _, size in islice(newest(), MOST_RUNS):
@@ -111,7 +111,7 @@ def newest() -> list[tuple[str, float, int]]:
     return sorted(found, key=lambda run: -run[1])
 
 
-def step(work: Work, card: GpuRates | None, known: Sequence[Fact]) -> StepTime | None:
+def step(work: Work, card: GpuRates | None, known: Sequence[RunFact]) -> StepTime | None:
     """The time of a step by earlier runs, else by published rates; None where neither is there."""
     cost = costs.step(work, card or _cpu(work)) if card or work.on_cpu else None
     same = tuple(one for one in known if one.work.key == work.key)
@@ -126,12 +126,12 @@ def step(work: Work, card: GpuRates | None, known: Sequence[Fact]) -> StepTime |
         return found
     if card is None:
         return None
-    least, most = costs.off(work, card.name)
-    told = (
-        "published rates of the card; such forecasts were {:.2f} to {:.2f} of what runs on H100s "
-    )
-    told = f"{told}and H200s took".format(*costs.usual_off(work))
-    if not costs.is_known(work, card.name):
+    least, most = costs.off(work, card.name, cost)
+    kind = costs.kind(work, cost)
+    off = "{:.2f} to {:.2f}".format(*costs.OFF[kind])
+    where = "published runs" if kind == costs.BUSY else "runs on H100s and H200s"
+    told = f"published rates of the card; such forecasts were {off} of what {where} took"
+    if not costs.is_known(work, card.name, cost):
         told += ", and this one is beyond those: a prediction"
     return StepTime(cost.ms, cost.ms / most, cost.ms / least, told, cost)
 
@@ -152,7 +152,7 @@ def _shown(cost: StepCost, work: Work) -> StepCost | None:
 
 
 def _scaled(
-    work: Work, cost: StepCost, card: GpuRates | None, known: Sequence[Fact]
+    work: Work, cost: StepCost, card: GpuRates | None, known: Sequence[RunFact]
 ) -> StepTime | None:
     """The model's time, scaled by what runs with other work took beside what it says of them."""
     alike = [one for one in known if costs.starts(one.work) == costs.starts(work)]

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 from launcher.runs.checks.machine import GB
 from launcher.tools.forecast import costs
-from launcher.tools.forecast.forecast import Forecast, Other
+from launcher.tools.forecast.forecast import Forecast, OtherLayout
 from launcher.tools.forecast.site import Range
 
 UNITS = ((1e15, "P"), (1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k"))
@@ -33,7 +34,7 @@ def _subjects(found: Forecast) -> Iterator[tuple[str, str]]:
         told = ", ".join(f"{name} {size / GB:.1f}" for name, size in parts.items() if size)
         yield "memory", f"{_memory(found)}: {told}; by {found.sources['memory']}"
     if step := found.step:
-        yield "step", f"{span(step.range, ms)}, by {step.source}"
+        yield "step", f"{span(step.range, partial(ms, like=step.ms))}, by {step.source}"
     if rate := found.tokens_per_s:
         yield "tokens/s", span(rate, count)
     if step and step.cost:
@@ -43,10 +44,11 @@ def _subjects(found: Forecast) -> Iterator[tuple[str, str]]:
         )
         yield "bound by", told.replace("%", " %")
     if hours := found.hours:
-        told = f"{span(hours, duration)}: {found.work.steps} steps, {count(found.tokens)} tokens"
-        yield "run", told
+        told = span(hours, partial(duration, like=hours.value))
+        yield "run", f"{told}: {found.work.steps} steps, {count(found.tokens)} tokens"
         if spent := found.gpu_hours:
-            told = span(spent, lambda hours: f"{hours:.3g}") + " GPU-hours"
+            told = span(spent, lambda hours: f"{hours:.3g}" if hours < 1e3 else count(hours))
+            told += " GPU-hours"
             if found.price is not None:
                 cost = spent.times(found.price)
                 told += f", {span(cost, lambda money: f'{money:.4g}')} at {found.price:g} an hour"
@@ -80,12 +82,12 @@ def _memory(found: Forecast) -> str:
     return f"{told} of {total / GB:.1f}, {abs(free):.1f} {'free' if free >= 0 else 'too much'}"
 
 
-def _other(other: Other) -> str:
+def _other(other: OtherLayout) -> str:
     sets = ", ".join(
         f"{key.partition('.')[2]} {'none' if value is None else str(value).lower()}"
         for key, value in other.sets.items()
     )
-    time = span(other.step.range, ms) if other.step else ""
+    time = span(other.step.range, partial(ms, like=other.step.ms)) if other.step else ""
     return f"{sets}: {other.bytes / GB:.1f} GB" + (f", {time}" if time else "")
 
 
@@ -96,9 +98,9 @@ def span(value: Range, text: Any) -> str:
     return f"{text(value.value)} ({text(value.least)} to {text(value.most)})"
 
 
-def ms(value: float) -> str:
-    """Milliseconds, or seconds where that is shorter."""
-    return f"{value:.1f} ms" if value < 1000 else f"{value / 1000:.3g} s"
+def ms(value: float, like: float = 0.0) -> str:
+    """Milliseconds, or seconds where that is shorter: of this value, or of one `like` it."""
+    return f"{value:.1f} ms" if (like or value) < 1000 else f"{value / 1000:.3g} s"
 
 
 def seconds(value: float) -> str:
@@ -106,10 +108,10 @@ def seconds(value: float) -> str:
     return f"{value:.3g} s"
 
 
-def duration(hours: float) -> str:
+def duration(hours: float, like: float = 0.0) -> str:
     """Hours, days where there are many, minutes or seconds where there are few."""
     for unit, name in ((24 * 3, "days"), (1, "h"), (1 / 60, "min")):
-        if hours >= unit:
+        if (like or hours) >= unit:
             return f"{hours / (24 if name == 'days' else unit):.3g} {name}"
     return f"{hours * 3600:.3g} s"
 

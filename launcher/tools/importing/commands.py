@@ -6,7 +6,7 @@ import difflib
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 OWN_PATH = re.compile(r"[^:]*/(standin|launcher-import-\w+)/bin:")
 MOST_WORDS = 5000
@@ -23,7 +23,7 @@ class Word:
 
 
 @dataclass(frozen=True)
-class Unfollowed:
+class Omission:
     """Something of the script that isn't in the run file, and why."""
 
     line: int
@@ -31,7 +31,7 @@ class Unfollowed:
 
 
 @dataclass(frozen=True)
-class Command:
+class ScriptCommand:
     """A command that a stand-in wrote down; `parent` is the number of the one it stands in."""
 
     words: tuple[Word, ...]
@@ -45,6 +45,12 @@ class Command:
         """The program's name, without its folder."""
         return self.words[0].text.rpartition("/")[2]
 
+    @property
+    def parts(self) -> tuple[Word, ...]:
+        """Its words, and each variable as NAME=value."""
+        env = (replace(word, text=f"{name}={word.text}") for name, word in sorted(self.env.items()))
+        return (*self.words, *env)
+
 
 def traced_places(trace: list[tuple[int, str]]) -> list[tuple[int, str, int]]:
     """Where each traced command stands, and the how manieth there it is."""
@@ -56,9 +62,11 @@ def traced_places(trace: list[tuple[int, str]]) -> list[tuple[int, str, int]]:
     return found
 
 
-def twins_of(commands: Sequence[Command], others: Sequence[Command]) -> list[Command | None]:
+def twins_of(
+    commands: Sequence[ScriptCommand], others: Sequence[ScriptCommand]
+) -> list[ScriptCommand | None]:
     """For each command the likest one of another run that stands on the same line."""
-    left, found = list(others), list[Command | None]()
+    left, found = list(others), list[ScriptCommand | None]()
     for command in commands:
         fit = [one for one in left if (one.line, one.name) == (command.line, command.name)]
         best = min(
@@ -94,7 +102,7 @@ def read_trace(text: str) -> list[tuple[int, str]]:
     return found
 
 
-def read_command(data: bytes, sent: Mapping[str, str], ours: Sequence[str]) -> Command | None:
+def read_command(data: bytes, sent: Mapping[str, str], ours: Sequence[str]) -> ScriptCommand | None:
     """A record of a stand-in, None where it is torn; `ours` are exported only by the recorder."""
     parts = data.decode(errors="replace").split("\0")
     try:
@@ -112,14 +120,14 @@ def read_command(data: bytes, sent: Mapping[str, str], ours: Sequence[str]) -> C
         and sent.get(name) != value
         and not (name == "PATH" and OWN_PATH.match(value))
     }
-    return Command(words, exported, parts[2], line, parent) if len(words) == count else None
+    return ScriptCommand(words, exported, parts[2], line, parent) if len(words) == count else None
 
 
 @dataclass
 class ScriptRun:
     """What one run gave."""
 
-    commands: list[Command]
+    commands: list[ScriptCommand]
     trace: list[tuple[int, str]]
     stderr: str
     stopped: str

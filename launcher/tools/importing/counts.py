@@ -6,7 +6,7 @@ import re
 
 from launcher.tools.importing.commands import Word
 from launcher.tools.importing.sheet import Sheet, yaml_text
-from launcher.tools.importing.starters import Around
+from launcher.tools.importing.starters import ScriptContext
 from launcher.tools.importing.starts import Start, as_pairs
 
 CARRIED = frozenset(
@@ -24,8 +24,11 @@ RENAMED = {
     "main_process_ip": "master_addr",
 }
 
+RANKED = re.compile(r"\b(OMPI_|PMI|SLURM_PROCID|RANK|LOCAL_RANK|WORLD_SIZE)")
+"""Variables that a starter of several processes sets for each."""
 
-def set_processes(sheet: Sheet, start: Start, around: Around) -> None:
+
+def set_processes(sheet: Sheet, start: Start, around: ScriptContext) -> None:
     """Set gpus, nodes and max_restarts; report what isn't known, and the value in its place."""
     given = dict[str, Word]()
     for name, word in as_pairs(start.starter, start.options):
@@ -34,7 +37,7 @@ def set_processes(sheet: Sheet, start: Start, around: Around) -> None:
             value = f" {word.text}" if word.text else ""
             sheet.tell(word.line, f"{start.starter}'s {name}{value}: not carried over")
     counts = around.counts
-    several = {one.name for one in start.around} & {"srun", "mpirun", "mpiexec"}
+    several = {one.name for one in start.around} & {"srun", "mpirun", "mpiexec", "aprun"}
     nodes = (
         given.get("nnodes")
         or counts.get("operator")
@@ -62,7 +65,7 @@ def _divided(whole: Word | None, parts: Word | None) -> Word | None:
 
 
 def _set_gpus(
-    sheet: Sheet, start: Start, around: Around, per_node: Word | None, include: Word | None
+    sheet: Sheet, start: Start, around: ScriptContext, per_node: Word | None, include: Word | None
 ) -> None:
     asked = around.counts.get("gpus")
     usual = int(asked.text) if asked and asked.text.isdigit() else 1
@@ -83,6 +86,9 @@ def _set_gpus(
         text = around.gpus or ("all" if not asked else str(usual))
     elif per_node is None and not start.starter:
         text = "1"
+        words = [*start.arguments, *start.command.env.values()]
+        for word in [one for one in words if RANKED.search(one.unknown)][:1]:
+            sheet.tell(word.line, f"{word.unknown}: gpus is taken as 1")
     if devices and len(devices.split(",")) == count:
         text = f"device={devices}"
     sheet.keys["gpus"] = yaml_text(text) if not text.isdigit() else text
@@ -91,7 +97,11 @@ def _set_gpus(
 
 
 def _set_nodes(
-    sheet: Sheet, given: dict[str, Word], around: Around, nodes: Word | None, several: set[str]
+    sheet: Sheet,
+    given: dict[str, Word],
+    around: ScriptContext,
+    nodes: Word | None,
+    several: set[str],
 ) -> None:
     asked = around.counts.get("nodes")
     usual = int(asked.text) if asked and asked.text.isdigit() else 1

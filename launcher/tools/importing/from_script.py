@@ -12,10 +12,10 @@ from pathlib import Path
 from launcher.base.errors import UsageError
 from launcher.tools.importing.commands import Word
 from launcher.tools.importing.manifests import SUFFIXES, as_script
-from launcher.tools.importing.recording import Machine, Recorder, Sandbox
+from launcher.tools.importing.recording import Recorder, Sandbox, ScriptMachine
 from launcher.tools.importing.sandbox import ScriptCall
 from launcher.tools.importing.shell_script import Images, ImportResult, imported
-from launcher.tools.importing.starters import Around, batch_lines, variables
+from launcher.tools.importing.starters import ScriptContext, batch_lines, variables
 
 BATCH = re.compile(r"^#(SBATCH|PBS|BSUB)\b", re.MULTILINE)
 LONGEST = 2**18
@@ -100,13 +100,13 @@ def _time_limit(name: str) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-def machine(text: str, asked: Around, nodes: int | None, gpus: int | None) -> Machine:
+def machine(text: str, asked: ScriptContext, nodes: int | None, gpus: int | None) -> ScriptMachine:
     """What a script is answered, by its batch lines and by what is given for it."""
     counts = {name: int(word.text) for name, word in asked.counts.items() if word.text.isdigit()}
     several = {"nodes": nodes or counts.get("nodes", 0), "gpus": gpus or counts.get("gpus", 0)}
     batch = bool(BATCH.search(text))
     known = variables({**counts, **{name: count for name, count in several.items() if count}})
-    return Machine(
+    return ScriptMachine(
         max(1, several["nodes"]), several["gpus"], batch, known if batch or nodes else {}
     )
 

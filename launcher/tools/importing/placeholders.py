@@ -28,10 +28,13 @@ OWN = frozenset(
 """What bash or any machine sets, or what is added to and may be empty."""
 TO_FILL = re.compile(r"(?<!<)<([A-Za-z](?:[^<>\n|&;$`]*[\w.)'])?)>")
 """`DATA=<your path>`, as examples have it to be filled in; no shell takes it unquoted."""
+YOURS = re.compile(r"""(?i)(?<==)(["'])\s*your[ _-][^"'\n$`\\]*\1""")
+"""`DATA="your data path"`, which bash would take for three words."""
 MARKS = ("1", "22")
 TOKEN = re.compile(r"/@(?:1|22)@/(\w+)@(?:1|22)@")
 PART = re.compile(r"@(?:1|22)@")
-NUMBERS = ("8", "16")
+NUMBER, SMALL, LARGE = "8", "1", "16"
+"""A count that isn't known; and in the second run, one with which other branches are taken."""
 FACTS = {
     "DATE": "the date",
     "OUT": "what a command prints",
@@ -50,16 +53,19 @@ class Template:
 
 
 def filled(text: str) -> Template:
-    """The text with a token for each `<your path>`, which bash would take for a redirection."""
+    """The text with a token for each `<your path>`, which bash would take for a redirection.
+
+    And for each "your path" that is assigned.
+    """
     labels = dict[str, str]()
 
     def token_of(match: re.Match[str]) -> str:
         name = f"FILL{len(labels)}"
-        labels[name] = match[0]
+        labels[name] = match[0].strip("\"' ")
         return token(name, 1)
 
     rows = [
-        row if row.lstrip().startswith("#") else TO_FILL.sub(token_of, row)
+        row if row.lstrip().startswith("#") else YOURS.sub(token_of, TO_FILL.sub(token_of, row))
         for row in text.split("\n")
     ]
     return Template("\n".join(rows), labels)

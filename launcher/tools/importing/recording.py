@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+import shlex
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from launcher.base.errors import UsageError
 from launcher.tools.importing import placeholders
 from launcher.tools.importing.commands import (
-    Command,
+    Omission,
+    ScriptCommand,
     ScriptRun,
-    Unfollowed,
     Word,
     differing_words,
     missing_paths,
@@ -24,16 +25,18 @@ from launcher.tools.importing.commands import (
     twins_of,
 )
 from launcher.tools.importing.placeholders import (
-    FACTS,
+    LARGE,
     MARKS,
-    NUMBERS,
+    NUMBER,
+    READ,
+    SMALL,
     Template,
     names_in,
     readable,
     shown,
     token,
 )
-from launcher.tools.importing.sandbox import Outcome, ScriptCall
+from launcher.tools.importing.sandbox import SandboxOutput, ScriptCall
 
 HOME = "/home/@home@"
 ASSIGNED = re.compile(r"(?:export |local |declare \S+ )?(\w+)\+?=")
@@ -45,9 +48,11 @@ MOST_RECORDS = 1000
 MOST_WORDS = 300_000
 """Of all that a script starts, with each command's environment."""
 PER_JOB = (
-    "SLURM_JOB_ID SLURM_JOBID SLURM_JOB_NAME SLURM_JOB_USER SLURM_SUBMIT_DIR SLURM_ARRAY_TASK_ID "
-    "SLURM_JOB_PARTITION SLURM_JOB_ACCOUNT PBS_JOBID PBS_O_WORKDIR PBS_JOBNAME LSB_JOBID JOB_ID"
+    "SLURM_JOB_ID SLURM_JOBID SLURM_JOB_NAME SLURM_JOB_USER SLURM_ARRAY_TASK_ID "
+    "SLURM_JOB_PARTITION SLURM_JOB_ACCOUNT PBS_JOBID PBS_JOBNAME LSB_JOBID JOB_ID"
 ).split()
+FOLDERS = ("SLURM_SUBMIT_DIR", "PBS_O_WORKDIR")
+"""Where the job is submitted from, which is where the launcher is started."""
 NODE_LISTS = ("SLURM_JOB_NODELIST", "SLURM_NODELIST")
 DATES = ("2001-01-02 03:04:05", "2031-12-30 23:58:59")
 RANKS = (
@@ -57,7 +62,7 @@ RANKS = (
 
 
 @dataclass(frozen=True)
-class Machine:
+class ScriptMachine:
     """What a script is answered where it asks for its machine; no GPUs where that isn't known."""
 
     nodes: int = 1
@@ -70,14 +75,15 @@ class Machine:
 class Recording:
     """A script's commands in order, and what else is to be reported."""
 
-    commands: tuple[Command, ...]
-    told: tuple[Unfollowed, ...] = ()
+    commands: tuple[ScriptCommand, ...]
+    told: tuple[Omission, ...] = ()
+    rows: tuple[str, ...] = ()
 
 
 class Sandbox(Protocol):
     """Where a script is run."""
 
-    def run(self, call: ScriptCall, env: Mapping[str, str]) -> Outcome:
+    def run(self, call: ScriptCall, env: Mapping[str, str]) -> SandboxOutput:
         """The outcome of the call."""
 
 
@@ -91,22 +97,25 @@ class World:
     written: frozenset[str] = frozenset()
     beyond: bool = False
     only: str = ""
+    second: str = SMALL
 
 
 class Recorder:
     """Runs one script, as often as it needs to know what depends on what."""
 
     def __init__(
-        self, call: ScriptCall, machine: Machine, given: Mapping[str, str], sandbox: Sandbox
+        self, call: ScriptCall, machine: ScriptMachine, given: Mapping[str, str], sandbox: Sandbox
     ) -> None:
         self.call, self.machine, self.given, self.sandbox = call, machine, dict(given), sandbox
         self.template: Template = placeholders.filled(call.text.replace("\r\n", "\n"))
         needed, self.tested = placeholders.unset_variables(f"{call.text}\n{call.called}")
         known = {*machine.variables, *given}
-        known |= {*PER_JOB, *RANKS, *NODE_LISTS, "PBS_NODEFILE"} if machine.batch else set()
+        known |= (
+            {*PER_JOB, *FOLDERS, *RANKS, *NODE_LISTS, "PBS_NODEFILE"} if machine.batch else set()
+        )
         self.names = [name for name in needed if name not in known]
         self.tested = [name for name in self.tested if name not in known]
-        self.told: list[Unfollowed] = []
+        self.told: list[Omission] = []
 
     def record(self) -> Recording:
         """The recording. Raises UsageError where the script had to be stopped before a start."""
@@ -121,11 +130,15 @@ class Recorder:
         if run.stopped:
             self._tell(run.commands[-1].line, f"{run.stopped}: stopped there")
         other = self._run(replace(world, number=2))
+        if len(other.commands) != len(run.commands):  # a count of 1 may end it
+            world = replace(world, second=LARGE)
+            other = self._run(replace(world, number=2))
         self._tell_decisions(run, other)
         self._tell_files(run)
         self._tell_defaults()
         commands = self._compared(run, other, world)
-        return Recording(tuple(commands), tuple(dict.fromkeys(self.told)))
+        rows = tuple(self.call.text.splitlines())
+        return Recording(tuple(commands), tuple(dict.fromkeys(self.told)), rows)
 
     def _first(self, world: World) -> tuple[World, ScriptRun]:
         """A run in which values are numbers where they must be, and programs are there."""
@@ -134,6 +147,7 @@ class Recorder:
             numeric = placeholders.to_numbers(run.stderr, run.trace)
             programs, written = missing_paths(run)
             undecided = self._undecided(run)
+            undecided += [] if starts_program(run) else self._required(run)
             further = replace(
                 world,
                 numeric=world.numeric | numeric,
@@ -159,7 +173,7 @@ class Recorder:
             if not re.match(r"\[\[? |test |\(\( |case ", row):
                 continue
             source = self._row(line)
-            asked = {m[1] or m[2] for m in placeholders.READ.finditer(source)} & tainted
+            asked = {m[1] or m[2] for m in READ.finditer(source)} & tainted
             arguments = {shown(one, {}) for one in names_in(row)} or asked
             if not arguments:
                 continue
@@ -169,10 +183,24 @@ class Recorder:
         self.template = replace(self.template, labels={**self.template.labels, **labels})
         return [name for name in found if name not in self.given]
 
+    def _required(self, run: ScriptRun) -> list[str]:
+        """Variables that are empty, and without which the script ends itself: `${X:?}`, -z "$X"."""
+        found = re.findall(r"(?m)line \d+: (\w+): ", run.stderr)
+        for line, row in run.trace:
+            if re.match(r"(\[\[? |test ).*-z ''", row):
+                found += [match[1] or match[2] for match in READ.finditer(self._row(line))]
+        known = {*self.names, *self.given, *placeholders.OWN}
+        asked = {m[1] or m[2] for m in READ.finditer(self.call.text)} - known
+        return [name for name in dict.fromkeys(found) if name in asked]
+
     def _run(self, world: World) -> ScriptRun:
         text = self.template.text
-        if world.number == 2:
-            text = text.replace("@1@", "@22@")
+        for name, value in self.given.items():  # what the script leaves to be filled in
+            open_ = r"(?:\"\"|''|/@1@/FILL\d+@1@)?(?=\s*(?:#|$))"
+            put = shlex.quote(value).replace("\\", r"\\")
+            text = re.sub(rf"(?m)^(\s*(?:export\s+)?{name}=){open_}", rf"\g<1>{put}", text)
+        for name in self.template.labels:
+            text = text.replace(token(name, 1), self._value(name, world))
         # A trace goes on, and where it is read beyond its end, no failure ends it.
         text = re.sub(r"(?m)^(\s*set [+-])([a-zA-Z]*x[a-zA-Z]*)", _without("x"), text)
         if world.beyond:
@@ -192,7 +220,7 @@ class Recorder:
     def _value(self, name: str, world: World) -> str:
         number = world.number if world.only in ("", name) else 1
         if name in world.numeric:
-            return NUMBERS[number - 1]
+            return NUMBER if number == 1 else world.second
         return token(name, number)
 
     def _environment(self, world: World) -> dict[str, str]:
@@ -210,7 +238,7 @@ class Recorder:
             "STANDIN_WRITTEN": _other_tokens(" ".join(sorted(world.written)), second("")),
             "STANDIN_WORLD": MARKS[second("")],
             "STANDIN_NUMBERS": " ".join(sorted(world.numeric)),
-            "STANDIN_NUMBER": NUMBERS[second("OUT")],
+            "STANDIN_NUMBER": world.second if second("OUT") else NUMBER,
             "STANDIN_NODES": str(machine.nodes),
             "STANDIN_GPUS": str(gpus),
             "STANDIN_HOST": "host" if second("HOST") else "node",
@@ -220,6 +248,7 @@ class Recorder:
         jobs = dict[str, str]()
         if machine.batch:
             jobs = {name: self._value(name, world) for name in PER_JOB}
+            jobs |= dict.fromkeys(FOLDERS, str(self.call.cwd))
             jobs |= dict.fromkeys(RANKS, "1" if world.only == "RANK" else "0")
             jobs |= {
                 name: str(4242421 + second("SLURM_JOB_ID"))
@@ -231,7 +260,7 @@ class Recorder:
         names = {name: self._value(name, world) for name in self.names}
         return {**answers, **jobs, **machine.variables, **names, **self.given}
 
-    def _read(self, outcome: Outcome, world: World) -> ScriptRun:
+    def _read(self, outcome: SandboxOutput, world: World) -> ScriptRun:
         sent = self._environment(world)
         own = [n for n in self.names if not re.search(rf"export\b[^\n]*\b{n}\b", self.call.text)]
         commands = []
@@ -247,89 +276,63 @@ class Recorder:
 
     # What depends on what
 
-    def _compared(self, run: ScriptRun, other: ScriptRun, world: World) -> list[Command]:
+    def _compared(self, run: ScriptRun, other: ScriptRun, world: World) -> list[ScriptCommand]:
         """The run's commands, each word marked that depends on what isn't known."""
         if len(run.commands) != len(other.commands):
             self._tell(1, "how many commands it runs depends on what isn't given")
-        twins = twins_of(run.commands, other.commands)
-        differing = [
-            differing_words(one.words, twin.words if twin else ())
-            for one, twin in zip(run.commands, twins, strict=True)
-        ]
+        differing = _differing(run, other)
         causes = self._causes(run, world, differing)
-        ranked = self._ranked(run, world, differing, causes)
         found = []
-        for number, (command, twin) in enumerate(zip(run.commands, twins, strict=True)):
-            words = list(command.words)
-            for at, word in enumerate(words):
-                reason, text = "", word.text
+        for number, command in enumerate(run.commands):
+            marked = list[Word]()
+            for at, part in enumerate(command.parts):
+                reason, text = "", part.text
                 if at in differing[number] or placeholders.PART.search(text):
                     names = names_in(text) or causes.get((number, at), [])
                     labels = [shown(name, self.template.labels) for name in names if name]
                     reason = ", ".join(labels) or "what isn't the same each time"
                     text = readable(text, self.template.labels)
-                words[at] = Word(self._path(text), self._line(words, at, command.line), reason)
-            env = self._marked_env(command, twin, ranked[number])
+                marked.append(Word(self._path(text), command.line, reason))
+            words = marked[: len(command.words)]
+            words = [replace(w, line=self._line(words, n, w.line)) for n, w in enumerate(words)]
+            env = dict.fromkeys(command.env, Word("", 0))  # in their order
+            for word in marked[len(words) :]:
+                name, _, text = word.text.partition("=")
+                env[name] = Word(text, self._named_line(name, word.line), word.unknown)
             found.append(replace(command, words=tuple(words), env=env, cwd=self._path(command.cwd)))
         return found
 
-    def _ranked(
-        self,
-        run: ScriptRun,
-        world: World,
-        differing: list[set[int]],
-        causes: dict[tuple[int, int], list[str]],
-    ) -> Sequence[Command | None]:
-        """The commands as another node runs them; the words that are another there are marked."""
-        if not self.machine.batch:
-            return [None] * len(run.commands)
-        there = self._run(replace(world, number=2, only="RANK"))
-        twins = twins_of(run.commands, there.commands)
-        for number, twin in enumerate(twins):
-            for at in differing_words(run.commands[number].words, twin.words) if twin else ():
-                differing[number].add(at)
-                causes.setdefault((number, at), ["RANK"])
-        return twins
-
     def _causes(
-        self, run: ScriptRun, world: World, differing: Sequence[set[int]]
+        self, run: ScriptRun, world: World, differing: list[set[int]]
     ) -> dict[tuple[int, int], list[str]]:
-        """What each word depends on that differs and shows no name: one value is another, each."""
+        """What each part depends on that differs and shows no name: one value is another, each.
+
+        Parts that are another on another node are added to those that differ.
+        """
+        causes = dict[tuple[int, int], list[str]]()
+        if self.machine.batch:
+            there = self._run(replace(world, number=2, only="RANK"))
+            for number, places in enumerate(_differing(run, there, lost=False)):
+                differing[number] |= places
+                causes |= {(number, at): ["RANK"] for at in places}
         open_ = {
             (number, at)
             for number, places in enumerate(differing)
             for at in places
-            if not names_in(run.commands[number].words[at].text)
+            if not names_in(run.commands[number].parts[at].text)
         }
-        causes = dict[tuple[int, int], list[str]]()
         names = ["", "SLURM_JOB_ID", "DATE", "GPUS", "HOST", *sorted(world.numeric), *self.names]
         names.append("OUT")
         for name in list(dict.fromkeys(names))[:MOST_NAMES]:
             if not open_ - {*causes}:
                 break
             # The same world once more, first: what differs then isn't the same each time.
-            again = replace(world, number=2 if name else 1, only=name)
-            twins = twins_of(run.commands, self._run(again).commands)
-            for number, at in open_ - {one for one, why in causes.items() if why == [""]}:
-                command, twin = run.commands[number], twins[number]
-                if at in differing_words(command.words, twin.words if twin else ()):
-                    causes.setdefault((number, at), []).append(name)
+            again = self._run(replace(world, number=2 if name else 1, only=name))
+            for number, places in enumerate(_differing(run, again)):
+                for at in places:
+                    if (number, at) in open_ and causes.get((number, at)) != [""]:
+                        causes.setdefault((number, at), []).append(name)
         return causes
-
-    def _marked_env(
-        self, command: Command, twin: Command | None, ranked: Command | None
-    ) -> dict[str, Word]:
-        found = {}
-        for name, word in command.env.items():
-            same = twin is not None and name in twin.env and twin.env[name].text == word.text
-            names = [shown(one, self.template.labels) for one in names_in(word.text)]
-            reason = "" if same and not placeholders.PART.search(word.text) else ", ".join(names)
-            reason = reason or ("" if same else "what isn't the same each time")
-            if ranked and name in ranked.env and ranked.env[name].text != word.text:
-                reason = reason or FACTS["RANK"]
-            text = self._path(readable(word.text, self.template.labels))
-            found[name] = Word(text, self._named_line(name, command.line), reason)
-        return found
 
     def _path(self, text: str) -> str:
         """A text with paths as the launcher takes them: relative ones from where it is started."""
@@ -358,7 +361,7 @@ class Recorder:
     # What is reported of a run
 
     def _tell(self, line: int, what: str) -> None:
-        self.told.append(Unfollowed(line, what))
+        self.told.append(Omission(line, what))
 
     def _tell_exits(self, run: ScriptRun) -> None:
         for line, text in run.trace:
@@ -382,13 +385,13 @@ class Recorder:
                 continue
             row = self._row(line)
             if re.match(r"case .* in$", text):
-                differs = any(name in tainted for name, *_ in placeholders.READ.findall(text))
+                differs = any(name in tainted for name, *_ in READ.findall(text))
             elif not re.match(r"\[\[? |test |\(\( ", text):
                 continue
             unset = next((n for n in self.tested if re.search(rf"\b{n}\b", row)), "")
             missing = re.search(r"-[defrsxL] (/\S+|'/[^']+')", text)
             if differs:
-                read = [m[1] or m[2] for m in placeholders.READ.finditer(row)]
+                read = [m[1] or m[2] for m in READ.finditer(row)]
                 named = names_in(text) or [name for name in read if name in tainted]
                 names = [shown(n, self.template.labels) for n in dict.fromkeys(named)]
                 what = ", ".join(names) or "what isn't given"
@@ -422,6 +425,18 @@ class Recorder:
     def _row(self, line: int) -> str:
         rows = self.call.text.splitlines()
         return rows[line - 1].strip() if 0 < line <= len(rows) else ""
+
+
+def _differing(run: ScriptRun, other: ScriptRun, *, lost: bool = True) -> list[set[int]]:
+    """For each command of a run the places of the parts that differ in another run.
+
+    All parts of a command that isn't there differ, where `lost`.
+    """
+    twins = twins_of(run.commands, other.commands)
+    return [
+        differing_words(one.parts, twin.parts if twin else ()) if twin or lost else set()
+        for one, twin in zip(run.commands, twins, strict=True)
+    ]
 
 
 def _without(letter: str) -> Callable[[re.Match[str]], str]:

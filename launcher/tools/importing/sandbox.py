@@ -15,7 +15,7 @@ import time
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from launcher.base import files
@@ -65,7 +65,7 @@ class ScriptCall:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class SandboxOutput:
     """The files that the stand-ins wrote by their names, and why the script was stopped, if so."""
 
     files: dict[str, bytes]
@@ -95,29 +95,13 @@ class Bubblewrap:
             )
         return done.stderr.strip()[:200] if done.returncode else ""
 
-    def run(self, call: ScriptCall, env: Mapping[str, str]) -> Outcome:
+    def run(self, call: ScriptCall, env: Mapping[str, str]) -> SandboxOutput:
         """The outcome of the call; nothing outside the sandbox is changed."""
-        with (
-            _open_bytes(call.text.encode()) as text,
-            _open_bytes(seccomp.program()) as rules,
-            _standins() as place,
-        ):
-            folder, path = str(call.folder), str(call.path)
-            argv = [*self._walls(), "--ro-bind", folder, "/run/beside"]
-            argv += ["--seccomp", str(rules)]
-            argv += ["--ro-bind-data", str(text), f"{INSIDE}/script"]
-            for name in FILES:
-                argv += ["--ro-bind", str(place / name), f"{INSIDE}/{name}"]
-            for name in STANDINS:
-                argv += ["--symlink", "../standin", f"{INSIDE}/bin/{name}"]
-            argv += [f"{INSIDE}/driver", str(SECONDS), str(call.cwd), path, *call.arguments]
-            places = {
-                "STANDIN_FOLDER": INSIDE,
-                "STANDIN_BESIDE": folder,
-                "STANDIN_RECORDS": "/run/records",
-                "PATH": "/usr/local/bin:/usr/bin:/bin",
-            }
-            return _bounded(argv, {**env, **places}, keep=(text, rules))
+        with _open_bytes(_packed(call.text)) as archive, _open_bytes(seccomp.program()) as rules:
+            argv = [*self._walls(), "--ro-bind", str(call.folder), "/run/beside"]
+            argv += ["--seccomp", str(rules), "/bin/bash", *_driven(INSIDE, call)]
+            places = {"STANDIN_BESIDE": str(call.folder), "PATH": "/usr/local/bin:/usr/bin:/bin"}
+            return _bounded(argv, {**env, **_places(INSIDE), **places}, (rules,), archive)
 
     def _walls(self) -> list[str]:
         argv = [self.program, "--unshare-all", "--unshare-user", "--uid", "1000", "--gid", "1000"]
@@ -137,40 +121,48 @@ class Bubblewrap:
         return [*argv, "--dev", "/dev", "--remount-ro", "/dev"]
 
 
-class Trusted:
+class NoSandbox:
     """Runs scripts on this machine with the stand-ins alone: what has none is run as it stands."""
 
     def unsupported(self) -> str:
         """ "" always."""
         return ""
 
-    def run(self, call: ScriptCall, env: Mapping[str, str]) -> Outcome:
+    def run(self, call: ScriptCall, env: Mapping[str, str]) -> SandboxOutput:
         """The outcome of the call."""
-        with _standins() as folder:
-            (folder / "bin").mkdir()
-            for name in STANDINS:
-                (folder / "bin" / name).symlink_to("../standin")
-            path = call.path
-            if path.read_text(encoding="utf-8") != call.text:
-                path = folder / call.path.name
-                path.write_text(call.text, encoding="utf-8")
-            argv = [f"{folder}/driver", str(SECONDS), str(call.cwd), str(path), *call.arguments]
+        with (
+            _open_bytes(_packed(call.text)) as archive,
+            tempfile.TemporaryDirectory(prefix="launcher-import-") as folder,
+        ):
+            if call.path.read_text(encoding="utf-8") != call.text:
+                call = replace(call, path=Path(folder, "script"))
             places = {
-                "STANDIN_FOLDER": str(folder),
+                **_places(folder),
                 "STANDIN_RECORDS": f"{folder}/records",
                 "STANDIN_TRUST": "1",
-                "STANDIN_PROGRAMS": "",
-                "STANDIN_WRITTEN": "",
                 "HOME": f"{folder}/home",
                 "PATH": os.environ.get("PATH", "/usr/bin:/bin"),
             }
-            return _bounded(argv, {**env, **places})
+            places |= dict.fromkeys(("STANDIN_PROGRAMS", "STANDIN_WRITTEN"), "")
+            argv = ["/bin/bash", *_driven(folder, call)]
+            return _bounded(argv, {**env, **places}, stdin=archive)
 
 
-def find_sandbox(*, trust: bool = False) -> Bubblewrap | Trusted | Container:
+def _places(folder: str) -> dict[str, str]:
+    """The variables by which the stand-ins in a folder find what is theirs."""
+    return {"STANDIN_FOLDER": folder, "STANDIN_RECORDS": "/run/records"}
+
+
+def _driven(folder: str, call: ScriptCall) -> list[str]:
+    """bash's words that unpack the stand-ins from stdin into a folder, and run the script."""
+    start = 'mkdir -p "$0" && cd "$0" && tar xf - && exec ./driver "$@"'
+    return ["-pc", start, folder, str(SECONDS), str(call.cwd), str(call.path), *call.arguments]
+
+
+def find_sandbox(*, trust: bool = False) -> Bubblewrap | NoSandbox | Container:
     """The sandbox that works here; with `trust`, none. Raises UsageError where there is none."""
     if trust:
-        return Trusted()
+        return NoSandbox()
     reasons = []
     for make in (Bubblewrap, _fetched, Container):
         try:
@@ -223,10 +215,9 @@ class Container:
                 return ""
         return "no image with bash is here"
 
-    def run(self, call: ScriptCall, env: Mapping[str, str]) -> Outcome:
+    def run(self, call: ScriptCall, env: Mapping[str, str]) -> SandboxOutput:
         """The outcome of the call; what lies beside the script is seen where the engine sees it."""
-        places = {"STANDIN_FOLDER": INSIDE, "STANDIN_RECORDS": "/run/records"}
-        places |= {"STANDIN_PROGRAMS": "", "STANDIN_BESIDE": str(call.folder)}
+        places = {**_places(INSIDE), "STANDIN_PROGRAMS": "", "STANDIN_BESIDE": str(call.folder)}
         roots = {f"/{Path(path).parts[1]}" for path in (call.cwd, call.folder) if path != Path("/")}
         writable = {"/run", "/tmp", "/home", *roots}  # noqa: S108 - the container's own
         name = f"launcher-import-{uuid.uuid4().hex}"
@@ -241,12 +232,11 @@ class Container:
         argv += ["--volume", f"{call.folder}:/run/beside:ro", "--entrypoint", "/bin/bash"]
         for key, value in {**env, **places}.items():
             argv += ["--env", f"{key}={value}"]
-        start = f'mkdir {INSIDE} && cd {INSIDE} && tar xf - && exec ./driver "$@"'
-        argv += [self.image, "-pc", start, "bash", str(SECONDS), str(call.cwd), str(call.path)]
+        argv += [self.image, *_driven(INSIDE, call)]
         outer = {one: os.environ.get(one, "") for one in ("PATH", "HOME", "DOCKER_HOST")}
         try:
             with _open_bytes(_packed(call.text)) as archive:
-                return _bounded([*argv, *call.arguments], outer, stdin=archive)
+                return _bounded(argv, outer, stdin=archive)
         finally:  # the client's end isn't the container's
             removed = ["docker", "rm", "--force", name]
             subprocess.run(removed, env=outer, capture_output=True, check=False)
@@ -275,17 +265,6 @@ def _executable(member: tarfile.TarInfo) -> tarfile.TarInfo:
 
 
 @contextmanager
-def _standins() -> Iterator[Path]:
-    """A folder with the stand-ins, executable: an unpacked wheel may have lost that."""
-    with tempfile.TemporaryDirectory(prefix="launcher-import-") as folder:
-        for name in FILES:
-            with files.named(folder):
-                Path(folder, name).write_bytes((STANDIN / name).read_bytes())
-            Path(folder, name).chmod(0o755)
-        yield Path(folder)
-
-
-@contextmanager
 def _open_bytes(data: bytes) -> Iterator[int]:
     """A file descriptor to read the data from."""
     with files.named(tempfile.gettempdir()), tempfile.TemporaryFile() as file:
@@ -300,7 +279,7 @@ def _bounded(
     keep: tuple[int, ...] = (),
     stdin: int = subprocess.DEVNULL,
     beside: float = 5,
-) -> Outcome:
+) -> SandboxOutput:
     """What the command prints as a tar archive, within all bounds.
 
     `beside` are the seconds that it may take beside the script's own.
@@ -325,7 +304,7 @@ def _bounded(
     written = _files(bytes(got)) if not stopped else {}
     if written.get("code", b"").strip() in (b"124", b"137"):
         stopped = f"it didn't end in {SECONDS} seconds"
-    return Outcome(written, stopped)
+    return SandboxOutput(written, stopped)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -23,7 +23,7 @@ from launcher.runs.runfile.clusters import Slurm
 from launcher.runs.runfile.config import Resources, RunConfig
 from launcher.runs.runfile.source import Origin
 from launcher.runs.runfile.values import parse_gpus
-from launcher.tools.importing.commands import Unfollowed
+from launcher.tools.importing.commands import Omission
 
 NUMBER = re.compile(r"(?=.{1,18}$)[+-]?(?!0\d)(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 OWN_SECTIONS: Mapping[str, type[BaseModel]] = {"slurm": Slurm, "resources": Resources}
@@ -40,10 +40,10 @@ class Sheet:
     slurm: dict[str, str] = field(default_factory=dict)
     resources: dict[str, str] = field(default_factory=dict)
     mounts: list[str] = field(default_factory=list)
-    told: list[Unfollowed] = field(default_factory=list)
+    told: list[Omission] = field(default_factory=list)
 
     def tell(self, line: int, what: str) -> None:
-        self.told.append(Unfollowed(line, what))
+        self.told.append(Omission(line, what))
 
     def put(self, key: str, name: str, texts: list[str], line: int) -> None:
         """Put an option's values under its key in the first form that the key takes."""

@@ -14,12 +14,12 @@ from launcher.base.yamlfile import printable
 from launcher.runs.plan import arguments
 from launcher.runs.plan.program import upstreams
 from launcher.runs.runfile.secrets import has_credential, is_secret, is_secret_option
-from launcher.tools.importing.commands import Unfollowed, Word
+from launcher.tools.importing.commands import Omission, Word
 from launcher.tools.importing.counts import set_processes
 from launcher.tools.importing.placeholders import TO_FILL
 from launcher.tools.importing.recording import Recording
 from launcher.tools.importing.sheet import NUMBER, Sheet, fits, wrong, yaml_text
-from launcher.tools.importing.starters import Around, exported, parse_around
+from launcher.tools.importing.starters import ScriptContext, exported, parse_around
 from launcher.tools.importing.starts import (
     Start,
     as_options,
@@ -75,7 +75,7 @@ class ImportResult:
     """A run file's text; what of the script isn't in it; what keeps the file from running."""
 
     text: str
-    told: tuple[Unfollowed, ...]
+    told: tuple[Omission, ...]
     wrong: str
     start: Start
 
@@ -85,9 +85,10 @@ class _Import:
     """One start on its way into a run file."""
 
     start: Start
-    around: Around
+    around: ScriptContext
     images: Images
     exists: Callable[[str], bool]
+    rows: tuple[str, ...]
     sheet: Sheet = field(default_factory=Sheet)
     missing: dict[str, tuple[int, list[str]]] = field(default_factory=dict)
 
@@ -98,7 +99,7 @@ class _Import:
 
 def imported(
     recording: Recording,
-    asked: Around,
+    asked: ScriptContext,
     name: str,
     images: Images,
     *,
@@ -119,7 +120,7 @@ def imported(
         raise UsageError(f"--start {number}: {name} has {len(starts)} starts")
     chosen = choose(starts) if number is None else number - 1
     start = starts[chosen]
-    work = _Import(start, parse_around(asked, start.around), images, exists)
+    work = _Import(start, parse_around(asked, start.around), images, exists, recording.rows)
     sheet = work.sheet
     sheet.told += [*recording.told, *work.around.told]
     _set_name(work, name)
@@ -224,8 +225,10 @@ def named_in_part(text: str) -> str:
 def _set_options(work: _Import) -> None:
     """The program's options under their keys, the rest under megatron_args; and the image."""
     sheet, given = work.sheet, dict[str, tuple[tuple[Word, ...], int]]()
+    spelled = _respelled(work)
     for name, values in as_options(work.start.arguments):
         line = values[0].line if values else _line_of(work.start, name)
+        name = spelled.get(name, name)
         if not name:
             for word in values:
                 if word.unknown:
@@ -246,10 +249,27 @@ def _set_options(work: _Import) -> None:
     }
     kinds = arguments.table().kinds_of(release) if release else {}
     for name, (values, line) in given.items():
-        if name not in foreign:
+        if name in foreign:
+            continue
+        if variable := _left_empty(work, name, values, kinds.get(name)):
+            work.lack(Word("", line, variable), _key(name))
+        else:
             _set_option(work, name, _taken(work, values, kinds.get(name)), line, list(given))
     if foreign:
         _tell_foreign(sheet, foreign, str(release))
+
+
+def _respelled(work: _Import) -> dict[str, str]:
+    """Options that a fork of upstream's program spells with _, as Megatron has them."""
+    upstreams_own = work.sheet.keys["program"] in upstreams()
+    known = {*arguments.own_keys(), *arguments.table().megatron} if upstreams_own else set()
+    names = [name for name, _ in as_options(work.start.arguments) if name not in known]
+    found = {n: n.replace("_", "-") for n in names if n.replace("_", "-") in known}
+    if found:
+        work.sheet.tell(
+            work.start.line, f"{', '.join(found)}: taken with - for _, as Megatron has them"
+        )
+    return found
 
 
 def _line_of(start: Start, name: str) -> int:
@@ -285,7 +305,7 @@ def _set_option(
 ) -> None:
     if name == "--group-query-attention" and "--num-query-groups" in names:
         return  # the key num_query_groups says it too
-    key = arguments.own_keys().get(name, f"megatron_args.{_key(name)}")
+    key = _key(name)
     if any(is_secret_option(name, w.text) or has_credential(w.text) for w in values):
         work.sheet.tell(line, f"{name}: a secret isn't written down")
         return
@@ -304,10 +324,20 @@ def _set_option(
     work.sheet.put(key, name, texts, line)
 
 
+def _left_empty(work: _Import, name: str, values: tuple[Word, ...], kind: str | None) -> str:
+    """The variable that the script names for an option's value, and that is empty; "" for none."""
+    if any(w.text or w.unknown for w in values) or not (values or kind not in (None, "flag")):
+        return ""
+    naming = re.compile(rf"{re.escape(name)}[=\s]+[\"']?\$\{{?(\w+)")
+    found = filter(None, map(naming.search, work.rows))
+    return next((match[1] for match in found), "")
+
+
 def _key(name: str) -> str:
-    """The key of an option under megatron_args: as it stands where its _ aren't Megatron's."""
+    """An option's key; under megatron_args as it stands where its _ aren't Megatron's."""
     known = name in arguments.table().megatron
-    return name[2:].replace("-", "_") if known or "_" not in name else name
+    spelled = name[2:].replace("-", "_") if known or "_" not in name else name
+    return arguments.own_keys().get(name, f"megatron_args.{spelled}")
 
 
 def _set_image(work: _Import, names: list[str]) -> str | None:

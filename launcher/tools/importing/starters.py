@@ -16,7 +16,7 @@ import yaml
 from launcher.base.errors import UsageError
 from launcher.base.yamlfile import printable
 from launcher.runs.runfile.values import parse_gpus
-from launcher.tools.importing.commands import Command, Unfollowed, Word
+from launcher.tools.importing.commands import Omission, ScriptCommand, Word
 
 TABLE = Path(__file__).with_suffix(".yaml")
 VARIABLES = {
@@ -37,6 +37,7 @@ FAMILIES = {
     "salloc": "slurm",
     "mpirun": "mpirun",
     "mpiexec": "mpirun",
+    "aprun": "mpirun",
     "docker": "docker",
     "podman": "docker",
     "apptainer": "apptainer",
@@ -60,7 +61,7 @@ def tables() -> Mapping[str, Any]:
 
 
 @dataclass(frozen=True)
-class Mount:
+class ScriptMount:
     """A folder of the host in a container."""
 
     source: str
@@ -69,7 +70,7 @@ class Mount:
 
 
 @dataclass
-class Around:
+class ScriptContext:
     """What the starters ask for: counts, Slurm's options, and the container."""
 
     counts: dict[str, Word] = field(default_factory=dict)
@@ -77,13 +78,13 @@ class Around:
     container: str = ""
     image: Word = field(default_factory=lambda: Word("", 0))
     gpus: str = ""
-    mounts: list[Mount] = field(default_factory=list)
+    mounts: list[ScriptMount] = field(default_factory=list)
     env: dict[str, Word] = field(default_factory=dict)
     resources: dict[str, Word] = field(default_factory=dict)
-    told: list[Unfollowed] = field(default_factory=list)
+    told: list[Omission] = field(default_factory=list)
 
     def tell(self, line: int, what: str) -> None:
-        self.told.append(Unfollowed(line, what))
+        self.told.append(Omission(line, what))
 
     def outside(self, path: str) -> str:
         """The host's path of one in the container; one that isn't mounted stays as it is."""
@@ -93,9 +94,9 @@ class Around:
         return path
 
 
-def batch_lines(text: str) -> Around:
+def batch_lines(text: str) -> ScriptContext:
     """What the #SBATCH and #PBS lines up to the first command ask for."""
-    found = Around()
+    found = ScriptContext()
     for line, row in enumerate(text.splitlines(), 1):
         if row.strip() and not row.startswith("#"):
             break
@@ -124,7 +125,7 @@ def variables(counts: Mapping[str, int]) -> dict[str, str]:
     return {name: str(known[key]) for name, key in VARIABLES.items() if key in known}
 
 
-def parse_around(asked: Around, commands: Sequence[Command]) -> Around:
+def parse_around(asked: ScriptContext, commands: Sequence[ScriptCommand]) -> ScriptContext:
     """What the batch lines and the commands around a start ask for; `asked` is added to."""
     for command in commands:
         family, words = FAMILIES.get(command.name, ""), command.words[1:]
@@ -163,7 +164,7 @@ def options(family: str, words: Sequence[Word]) -> Iterator[tuple[str, Word]]:
             at += 1
 
 
-def _ask(found: Around, family: str, named: str, words: Sequence[Word]) -> None:
+def _ask(found: ScriptContext, family: str, named: str, words: Sequence[Word]) -> None:
     """Note what the options of a starter ask for, up to the first word that is none."""
     table = tables()[family]
     for name, word in options(family, words):
@@ -181,7 +182,7 @@ def _ask(found: Around, family: str, named: str, words: Sequence[Word]) -> None:
             found.tell(word.line, f"{asked}: not carried over")
 
 
-def _is_noted(found: Around, name: str, word: Word, what: str, key: str) -> bool:
+def _is_noted(found: ScriptContext, name: str, word: Word, what: str, key: str) -> bool:
     """Whether an option's value is noted in its place, or the launcher needs none of it."""
     text, known = word.text, not word.unknown
     if what == "itself":
@@ -228,7 +229,7 @@ def _is_noted(found: Around, name: str, word: Word, what: str, key: str) -> bool
     return known and _is_of_container(found, word, what, key)
 
 
-def _is_of_container(found: Around, word: Word, what: str, key: str) -> bool:
+def _is_of_container(found: ScriptContext, word: Word, what: str, key: str) -> bool:
     """Whether a container's mounts, GPUs or resources are noted."""
     text = word.text
     if what == "mounts":
@@ -251,7 +252,7 @@ def _is_of_container(found: Around, word: Word, what: str, key: str) -> bool:
     return False
 
 
-def _pbs(found: Around, text: str, line: int) -> None:
+def _pbs(found: ScriptContext, text: str, line: int) -> None:
     """A #PBS line: select=32:ngpus=8, nodes=4:ppn=8:gpus=8, walltime=…, -N, -q, -A."""
     for name, key in (("-q", "partition"), ("-A", "account"), ("-P", "account"), ("-N", "name")):
         if match := re.match(rf"{name}\s+(\S+)", text):
@@ -272,14 +273,14 @@ def _pbs(found: Around, text: str, line: int) -> None:
         found.tell(line, f"#PBS {printable(text)}: not carried over but for its counts")
 
 
-def _mount(text: str) -> Mount | None:
+def _mount(text: str) -> ScriptMount | None:
     """A mount as outer:inner:mode, None for what is none."""
     outer, colon, rest = text.partition(":")
     inner, _, mode = rest.partition(":")
     inner = inner if colon else outer
     if not inner.startswith("/"):
         return None
-    return Mount(outer.rstrip("/") or "/", inner.rstrip("/") or "/", mode == "ro")
+    return ScriptMount(outer.rstrip("/") or "/", inner.rstrip("/") or "/", mode == "ro")
 
 
 def _is_gpus(text: str) -> bool:
@@ -290,7 +291,7 @@ def _is_gpus(text: str) -> bool:
     return True
 
 
-def exported(command: Command, around: Sequence[Command]) -> Mapping[str, Word]:
+def exported(command: ScriptCommand, around: Sequence[ScriptCommand]) -> Mapping[str, Word]:
     """The variables that the ranks have from the script: within a container, what is set inside."""
     for outer in around:
         if FAMILIES.get(outer.name) == "docker":

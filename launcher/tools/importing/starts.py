@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from launcher.runs.plan.program import upstreams
-from launcher.tools.importing.commands import Command, Word
+from launcher.tools.importing.commands import ScriptCommand, Word
 
 MODULES = ("torch.distributed.launch", "torch.distributed.run", "torch.distributed.elastic")
 WITH_VALUE = {
@@ -36,8 +36,8 @@ class Start:
     options: tuple[Word, ...]
     program: Word
     arguments: tuple[Word, ...]
-    command: Command
-    around: tuple[Command, ...]
+    command: ScriptCommand
+    around: tuple[ScriptCommand, ...]
 
     @property
     def name(self) -> str:
@@ -45,7 +45,7 @@ class Start:
         return self.program.text.rpartition("/")[2]
 
 
-def find_starts(commands: Sequence[Command]) -> list[Start]:
+def find_starts(commands: Sequence[ScriptCommand]) -> list[Start]:
     """The starts in order; those that differ in a node's own number alone are one."""
     found = dict[tuple[str, ...], Start]()
     for command in commands:
@@ -64,7 +64,7 @@ def _order(start: Start) -> tuple[int, list[str]]:
     return start.line, [word.text for one in start.around for word in one.words]
 
 
-def starting(commands: Sequence[Command]) -> list[Command]:
+def starting(commands: Sequence[ScriptCommand]) -> list[ScriptCommand]:
     """The commands that start a program, or that one which does stands in."""
     found = [command for command in commands if _start_of(command)]
     return found + [outer for command in found for outer in _around(commands, command)]
@@ -131,7 +131,7 @@ def as_pairs(starter: str, words: Sequence[Word]) -> Iterator[tuple[str, Word]]:
             yield name, Word("", word.line)
 
 
-def _start_of(command: Command) -> Start | None:
+def _start_of(command: ScriptCommand) -> Start | None:
     """The command taken apart, if it starts a Python program."""
     words = command.words
     if command.name in WITH_VALUE:
@@ -150,7 +150,7 @@ def _start_of(command: Command) -> Start | None:
     return None
 
 
-def _taken_apart(command: Command, starter: str, words: Sequence[Word]) -> Start | None:
+def _taken_apart(command: ScriptCommand, starter: str, words: Sequence[Word]) -> Start | None:
     """The starter's own words end at the program, the first that is no option or its value."""
     taking = WITH_VALUE.get(starter, "").split()
     position = 1 if starter == "accelerate" and words and words[0].text == "launch" else 0
@@ -171,9 +171,9 @@ def _taken_apart(command: Command, starter: str, words: Sequence[Word]) -> Start
     return Start(command.line, starter, options, program, tuple(words[position + 1 :]), command, ())
 
 
-def _around(commands: Sequence[Command], command: Command) -> list[Command]:
+def _around(commands: Sequence[ScriptCommand], command: ScriptCommand) -> list[ScriptCommand]:
     """The commands that the command stands in, the outermost first."""
-    found = list[Command]()
+    found = list[ScriptCommand]()
     while 0 <= command.parent < len(commands) and len(found) < 50:
         command = commands[command.parent]
         found.insert(0, command)

@@ -235,7 +235,7 @@ def pretrain_gpt(at: TrialPlace) -> list[TrialRun]:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class TrialResult:
     """What came of a trial: a state, why it isn't better, and the warnings, each once.
 
     stage: where it failed, TRAIN or CHECKPOINT
@@ -265,7 +265,7 @@ def attempts(
     seconds: float,
     found: Mapping[str, Fact],
     source: Path | None = None,
-) -> dict[str, Verdict]:
+) -> dict[str, TrialResult]:
     """Put an image to all trials, in a folder that is gone afterwards; what came of each, by name.
 
     gpus: as `--gpus` takes them; seconds: for each run; found: the image's facts; source: as in
@@ -290,19 +290,19 @@ def attempts(
         return {name: attempt(name, at, held) for name in TRIALS}
 
 
-def attempt(name: str, at: TrialPlace, held: ImageFacts | None) -> Verdict:
+def attempt(name: str, at: TrialPlace, held: ImageFacts | None) -> TrialResult:
     """Carry a trial out, where the image, which holds `held`, has what it takes."""
     if at.source is None and (held is None or not held.release):
-        return Verdict(SKIPPED, "the image has no Megatron of ours")
+        return TrialResult(SKIPPED, "the image has no Megatron of ours")
     if at.source is None and name in UPSTREAMS and not (held and held.scripts):
-        return Verdict(SKIPPED, "the image is made from an sdist, which has no scripts")
+        return TrialResult(SKIPPED, "the image is made from an sdist, which has no scripts")
     if name == "quickstart" and at.processes < 2:
-        return Verdict(SKIPPED, "it takes two GPUs")
+        return TrialResult(SKIPPED, "it takes two GPUs")
     try:
         told = warnings(TRIALS[name](at))
     except TrialError as error:
-        return Verdict(FAILS, error.problem, error.tail, stage=error.stage)
-    return Verdict(WARNS if told else RUNS, warnings=tuple(told))
+        return TrialResult(FAILS, error.problem, error.tail, stage=error.stage)
+    return TrialResult(WARNS if told else RUNS, warnings=tuple(told))
 
 
 TRIALS: Mapping[str, Callable[[TrialPlace], list[TrialRun]]] = {

@@ -21,9 +21,9 @@ from launcher.runs.follow.assemble import bare_plan
 from launcher.runs.plan.job import Backend
 from launcher.runs.records import metrics, record
 from launcher.runs.runfile.config import RunConfig
+from launcher.tools.tuning import rate
 from launcher.tools.tuning.search import Measurement, as_line, of_lines
 from launcher.tools.tuning.settings import Changes, Setting
-from launcher.trainer import rate
 
 LINES = 5
 """Of the log that a run has, about as many steps each; the first has the warming up in it."""
@@ -105,7 +105,7 @@ def _end(steps: int, every: int) -> int:
 
 
 def rates(chosen: Backend, config: RunConfig, precision: str) -> Mapping[str, Any] | None:
-    """What `train/rate.py` says of the card that the run is for; None where it says nothing."""
+    """What `rate.py` says of the card that the run is for; None where it says nothing."""
     text = Path(rate.__file__).read_text(encoding="utf-8")
     image = {key: value for key, value in config.image if value is not None}
     one = "0" if config.gpus == "0" else "1"

@@ -145,12 +145,14 @@ class Prediction:
         yield f"predicted for {space.processes} × {card.name}, by its published rates:"
         yield HEADS
         yield from map(_row, self.tried)
-        if self.best and (parts := predict.predict(space, self.best.setting, card)):
+        parts = predict.predict(space, self.best.setting, card) if self.best else None
+        if self.best and parts:
             yield f"{self.best.setting}: bound by {parts.bound}"
         if not space.total:
             yield "the card's memory isn't known, so what doesn't fit isn't left out"
-        if self.best:
-            least, most = costs.usual_off(predict.work(space, self.best.setting))
+        if self.best and parts:
+            kind = costs.kind(predict.work(space, self.best.setting), parts)
+            least, most = costs.OFF[kind]
             yield (
                 f"such predictions were {least:.2f} to {most:.2f} of what runs on H100s and H200s "
                 "took, two at most; other cards weren't measured"

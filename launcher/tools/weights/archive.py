@@ -327,7 +327,7 @@ def _tensor_opcodes(tensor: TensorToWrite, tensors: list[TensorToWrite]) -> Iter
     yield b"tR"
 
 
-class _From(io.RawIOBase):
+class _OffsetFile(io.RawIOBase):
     """A file that is written from where it is now on, as if it began there."""
 
     def __init__(self, file: IO[bytes]) -> None:
@@ -360,7 +360,7 @@ def write(file: IO[bytes], value: Any) -> int:
     """
     tensors = list[TensorToWrite]()
     begun, text = file.tell(), pickled(value, tensors)
-    with zipfile.ZipFile(_From(file), "w", zipfile.ZIP_STORED) as archive:
+    with zipfile.ZipFile(_OffsetFile(file), "w", zipfile.ZIP_STORED) as archive:
         for name, content in {"data.pkl": text, "byteorder": b"little"}.items():
             archive.writestr(zipfile.ZipInfo(f"archive/{name}"), content)
         for key, tensor in enumerate(tensors):

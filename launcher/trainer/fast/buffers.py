@@ -126,9 +126,8 @@ def gather(inner: Any, whole: bool) -> Iterator[Buffer]:
         gradient = _flat([one.gradient for one in pieces])
         if gradient.dtype != torch.float32:
             raise ValueError(f"gradients in {gradient.dtype}")
-        masters, decayed = torch.zeros_like(gradient), torch.zeros_like(gradient, dtype=torch.bool)
+        masters = torch.zeros_like(gradient)
         counts = [_is_counted(one.master) for one in pieces]
-        counted = None if all(counts) else torch.zeros_like(decayed)
         halves = [one.model for one in pieces if one.model is not None]
         beside = len(halves) == len(pieces) and len({each.dtype for each in halves}) == 1
         model: torch.Tensor | None = None
@@ -143,32 +142,45 @@ def gather(inner: Any, whole: bool) -> Iterator[Buffer]:
             slice(at, at + one.gradient.numel()) for at, one in zip(begins, pieces, strict=True)
         ]
         pairs = []
-        for one, at, counts_too in zip(pieces, places, counts, strict=True):
+        for one, at in zip(pieces, places, strict=True):
             if halves or not placed:
                 _move(one.master, masters[at])
-            decayed[at] = one.decays
-            if counted is not None:
-                counted[at] = counts_too
             if one.model is not None and model is None:
                 pairs.append((one.model.data, one.master.data))
             elif one.model is not None and model is not None and not placed:
                 _move(one.model, model[at])
-        mean, square = _moments(inner, pieces, places, gradient)  # where the masters were before
-        yield Buffer(gradient, masters, mean, square, _lines(decayed), counted, model, pairs)
+        states = [inner.optimizer.state[one.master] for one in pieces]
+        mean, square = (_moment(name, states, pieces, places, gradient) for name in MOMENTS)
+        decayed = _lines(_flags([one.decays for one in pieces], places, gradient))
+        counted = None if all(counts) else _flags(counts, places, gradient)
+        yield Buffer(gradient, masters, mean, square, decayed, counted, model, pairs)
 
 
-def _moments(
-    inner: Any, pieces: list[BufferPiece], places: list[slice], gradient: torch.Tensor
-) -> list[torch.Tensor]:
-    """Both, fp32 [elements], with what is there of them, and their places in the state."""
-    moments = [torch.zeros_like(gradient) for _ in MOMENTS]
-    for one, at in zip(pieces, places, strict=True):
-        state = inner.optimizer.state[one.master]
-        for name, whole in zip(MOMENTS, moments, strict=True):
-            if name in state:
-                whole[at] = state[name].view(-1)
-            state[name] = whole[at].view(one.master.shape)
-    return moments
+def _moment(
+    name: str,
+    states: list[dict[str, Any]],
+    pieces: list[BufferPiece],
+    places: list[slice],
+    gradient: torch.Tensor,
+) -> torch.Tensor:
+    """One, fp32 [elements], with what is there of it, and its places in the states.
+
+    What was there is let go before the next is made: billions of elements have no room for both.
+    """
+    whole = torch.zeros_like(gradient)
+    for state, one, at in zip(states, pieces, places, strict=True):
+        if name in state:
+            whole[at] = state[name].view(-1)
+        state[name] = whole[at].view(one.master.shape)
+    return whole
+
+
+def _flags(values: list[bool], places: list[slice], gradient: torch.Tensor) -> torch.Tensor:
+    """Those of each piece's elements, bool [elements]."""
+    flags = torch.zeros_like(gradient, dtype=torch.bool)
+    for value, at in zip(values, places, strict=True):
+        flags[at] = value
+    return flags
 
 
 def _is_counted(master: torch.Tensor) -> bool:

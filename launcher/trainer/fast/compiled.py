@@ -140,11 +140,11 @@ class WholeAttention(Attention):
         return nullcontext()
 
 
-class GatheredAttention(WholeAttention, context.GatheredAttention):
+class WholeGatheredAttention(WholeAttention, context.GatheredAttention):
     """With the keys and values of all ranks of context parallelism."""
 
 
-class ExchangedAttention(WholeAttention, context.ExchangedAttention):
+class WholeExchangedAttention(WholeAttention, context.ExchangedAttention):
     """Of this rank's part of the heads to whole sequences."""
 
 
@@ -184,7 +184,7 @@ def parts(config: TransformerConfig) -> Parts:
         attention = SplitAttention
     elif (ranks := config.context_parallel_size) > 1:
         heads = config.num_attention_heads // config.tensor_model_parallel_size
-        attention = GatheredAttention if heads % ranks else ExchangedAttention
+        attention = WholeGatheredAttention if heads % ranks else WholeExchangedAttention
     return Parts(CompiledColumn, CompiledRow, attention, Layer)
 
 

@@ -26,7 +26,7 @@ RECIPES = ("delayed", "tensorwise")
 """Of Transformer Engine's, whose formats are these; a scale here is never an earlier step's."""
 
 
-def check(arguments: argparse.Namespace) -> None:
+def check_support(arguments: argparse.Namespace) -> None:
     """Raises `OptionError` where torch or the GPU has no products in FP8, or none so scaled."""
     if arguments.fp8_recipe not in RECIPES:
         raise OptionError(f"--fp8-recipe {arguments.fp8_recipe} needs Transformer Engine")

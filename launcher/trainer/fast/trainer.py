@@ -45,7 +45,7 @@ class FastTrainer(Trainer):
             return super()._build(vocabulary, part)
         made = model.build(self.arguments, vocabulary, part, compiled.KIND)
         if self.arguments.fp8:
-            scaled.check(self.arguments)
+            scaled.check_support(self.arguments)
             scaled.take_products(made, self.arguments.fp8)
         context.keep_positions(made, self.arguments.seq_length)
         made.compile_training(self.path.compiled)

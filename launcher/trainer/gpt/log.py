@@ -20,17 +20,20 @@ def training_line(
     skipped: int,
     nan: int,
     waited: float | None = None,
+    energy: float | None = None,
 ) -> str:
     """The line for an interval of iterations; `time` is like 2025-04-13 23:41:20.
 
-    `loss` and `grad_norm` are None if nothing advanced. `waited`: ms of an iteration, for data.
+    `loss` and `grad_norm` are None if nothing advanced. Of an iteration, `waited` for data in ms,
+    and `energy` in J of the last rank's GPU.
     """
     data = "" if waited is None else f" waiting for data (ms): {waited:.2f} |"
+    spent = "" if energy is None else f" energy per GPU (J/iter/GPU): {energy:.2f} |"
     norm = "" if grad_norm is None else f" grad norm: {grad_norm:.3f} |"
     return (
         f" [{time}] iteration {iteration:8d}/{train_iters:8d} |"
         f" consumed samples: {consumed_samples:12d} |"
-        f" elapsed time per iteration (ms): {milliseconds:.1f} |"
+        f" elapsed time per iteration (ms): {milliseconds:.1f} |{spent}"
         f" learning rate: {learning_rate:.6E} |"
         f" global batch size: {global_batch_size:5d} |"
         + ("" if loss is None else f" lm loss: {loss:.6E} |")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import ctypes
 import gzip
 import json
 import math
@@ -17,6 +18,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import IO, Any
 
@@ -59,6 +61,28 @@ def peak(on_cpu: bool) -> dict[str, int]:
     from torch import cuda
 
     return {"allocated": cuda.max_memory_allocated(), "reserved": cuda.max_memory_reserved()}
+
+
+def energy() -> float | None:
+    """J that this rank's GPU has used since its driver was loaded, from Volta on; None unknown."""
+    gpu, used = _in_driver(), ctypes.c_ulonglong()
+    if not gpu or gpu[0].nvmlDeviceGetTotalEnergyConsumption(gpu[1], ctypes.byref(used)):
+        return None
+    return used.value / 1000
+
+
+@cache
+def _in_driver() -> tuple[Any, Any] | None:
+    """NVML, the driver's own library, and this rank's GPU there."""
+    import torch
+
+    with contextlib.suppress(AttributeError, OSError, RuntimeError):
+        uuid = torch.cuda.get_device_properties(torch.cuda.current_device()).uuid
+        library, handle = ctypes.CDLL("libnvidia-ml.so.1"), ctypes.c_void_p()
+        asked = f"GPU-{uuid}".encode(), ctypes.byref(handle)
+        if not (library.nvmlInit_v2() or library.nvmlDeviceGetHandleByUUID(*asked)):
+            return library, handle
+    return None
 
 
 @contextlib.contextmanager
@@ -178,6 +202,7 @@ class Meter:
     """Sums since the last line of the log; the loss stays on the device until then."""
 
     started: float = field(default_factory=time.perf_counter)
+    joules: float | None = field(default_factory=energy)
     iterations: int = 0
     advanced: Any = 0
     loss: Any = 0.0

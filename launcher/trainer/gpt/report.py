@@ -91,6 +91,7 @@ class Report:
                 loss = mean_over_data(torch.as_tensor(meter.loss)) / advanced
         # Once the loss is known, the device has come to here.
         milliseconds = 1000.0 * (time.perf_counter() - meter.started) / meter.iterations
+        before, joules = meter.joules, measurements.energy()
         line = log.training_line(
             time.strftime("%Y-%m-%d %H:%M:%S"),
             iteration=iteration,
@@ -105,6 +106,7 @@ class Report:
             skipped=meter.iterations - advanced,
             nan=nan,
             waited=1000.0 * self.waits.seconds / meter.iterations if self.waits else None,
+            energy=(joules - before) / meter.iterations if joules and before else None,
         )
         _say_last(line)
         if self.writers:  # upstream's is in seconds

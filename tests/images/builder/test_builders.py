@@ -69,6 +69,29 @@ def test_buildkit_s_steps_side_by_side() -> None:
     assert "torch" not in str(error)
 
 
+def test_what_the_build_cache_has_lost_is_built_without_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """ "The engine gave no reason", at each build of what images once removed had been of."""
+    steps = builders.BuildkitSteps(Progress(io.StringIO()))
+    for line in ("#22 exporting to image", "#22 ERROR: layer does not exist", "------"):
+        steps.read(line)
+    made, wanted = [], builders.ImageBuild(io.BytesIO(b"tar"), {}, {})
+
+    def buildkit(command: Any, env: Any, build: builders.ImageBuild, progress: Any) -> list[str]:
+        made.append((build.no_cache, build.context.read()))
+        if not build.no_cache:
+            raise builders.failure(steps.error, [])
+        return []
+
+    for name, given in (("podman", ""), ("buildkit", "docker"), ("cli_environment", {})):
+        monkeypatch.setattr(connect, name, lambda client, given=given: given)
+    monkeypatch.setattr(builders, "buildkit", buildkit)
+    with pytest.raises(BuildError, match="doesn't have what it built"):
+        builders.build(cast("Any", None), wanted, Progress(io.StringIO()))
+    assert made == [(False, b"tar"), (True, b"tar")]
+
+
 PODMAN = """\
 [1/4] STEP 1/12: FROM base AS wheel
 [1/4] STEP 10/12: COPY wheels/runtime/ wheels/runtime/

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import subprocess
+import sys
 import zipfile
 from collections.abc import Iterator
 from dataclasses import replace
@@ -252,3 +253,21 @@ def test_make_compiles_nothing_where_the_module_is_as_new_as_its_source(
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0
     assert "Nothing to be done" in done.stdout
+
+
+@pytest.mark.parametrize(("asked", "compiled"), [(17, 17), (20, 20), (None, 17)])
+def test_a_setup_that_names_an_older_cxx_compiles_by_the_one_that_torch_asks_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: int | None, compiled: int
+) -> None:
+    """mamba-ssm failed at torch 2.14's first header, after minutes of nvcc."""
+    header = tmp_path / "torch/include/ATen/ATen.h"
+    header.parent.mkdir(parents=True)
+    (tmp_path / "torch/__init__.py").touch()
+    header.write_text(f"#error C++{asked} or later compatible compiler\n" if asked else "")
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    script = tmp_path / "kernels/setup.py"
+    script.parent.mkdir()
+    script.write_text('["-std=c++17", "-std=c++23", "-O3"]')
+    stage.raise_standard(script.parent)
+    assert script.read_text() == f'["-std=c++{compiled}", "-std=c++23", "-O3"]'

@@ -19,8 +19,8 @@ from launcher.images.matrix.recipe import Recipe, recipe
 from launcher.images.matrix.requirements import pinned_versions
 from launcher.images.matrix.schema import Cap, Matrix
 from launcher.images.sources import extras
+from launcher.images.sources.clash import clash_in, overlap
 from launcher.images.sources.extras import Ground, settled
-from launcher.images.sources.resolve import clash_in
 
 from .conftest import wheel
 from .test_lock import links
@@ -192,8 +192,9 @@ def test_versions_give_a_name_that_a_tag_can_have() -> None:
 
 @pytest.mark.parametrize("name", ["git+https://x/y", "a @ file:///x", "a; os_name == 'nt'", "-r x"])
 def test_what_is_no_package_is_refused(name: str) -> None:
-    with pytest.raises(UsageError, match="neither a set"):
+    with pytest.raises(UsageError, match="neither a set") as caught:
         normalised([name])
+    assert ("pip wheel" in caught.value.remedy) == ("://" in name)
 
 
 def test_a_set_is_what_it_stands_for_and_the_row_s_own_are_there() -> None:
@@ -205,20 +206,117 @@ def test_a_set_is_what_it_stands_for_and_the_row_s_own_are_there() -> None:
     assert "hf" not in found.packages
 
 
+THERE = {"numpy": "1.26.4", "onnx": "1.16.2", "fsspec": "2024.9.0", "engine": "1.11.0+4df"}
+LACKING = "has no wheel for this Python and platform, and none is compiled here"
+
+
 @pytest.mark.parametrize(
     ("said", "told"),
     [
-        (
-            "Because all versions of mamba-ssm have no usable wheels and you require mamba-ssm",
-            "mamba-ssm has no wheel for this Python",
-        ),
+        ("Because all versions of ssm have no usable wheels and you require ssm", f"ssm {LACKING}"),
         ("Because foo was not found in the package registry", "no index has a package foo"),
+        (
+            "Because there is no version of foo==99 and you require foo==99,",
+            "no index has a package foo==99",
+        ),
         ("Because you require a<1 and you require a>2", None),
+        (  # of an end of a sentence that was taken for a version, the launcher fell
+            "all of: opt[all]>=0.4,<=0.4.1rc3 depend on opt>=0.4,<=0.4.1rc3. Because opt[all]==0.3 "
+            "depends on onnx>=1.18.0 and onnx==1.16.2, we can conclude that it cannot be used.",
+            "opt==0.3 needs onnx>=1.18.0, and the base has onnx 1.16.2",
+        ),
+        (  # an option in brackets hid the package, and uv's own text was shown
+            "Because you require engine[torch]==1.13 and engine==1.11.0+4df, we can conclude",
+            "this asks for engine==1.13, and the base has engine 1.11.0+4df",
+        ),
+        (  # a limit of ours was blamed, which has nothing to do with it
+            "Because model==4.46 depends on tokens>=0.20,<0.21 and you require tokens==0.15, we "
+            "can conclude that they are incompatible. And because you require model==4.46, we can",
+            "model==4.46 needs tokens>=0.20,<0.21, and this asks for tokens==0.15",
+        ),
+        (  # a version of five years ago was blamed
+            "Because served<=0.2 depends on onnx<1.10 and onnx==1.16.2, we can conclude that "
+            "it cannot be used. Because served>=0.8 depends on numpy>=2 and numpy==1.26.4, we can",
+            "served>=0.8 needs numpy>=2, and the base has numpy 1.26.4",
+        ),
+        (
+            "Because sets<=2.1 depends on fsspec[http]>=2023,<=2024.6 and fsspec==2024.9.0, we can "
+            "conclude that sets<=2.1 cannot be used. And because all versions of evals depend on "
+            "sets>=3.0.0 and because you require sets<3 and evals, we can conclude",
+            "evals needs sets>=3.0.0, and this asks for sets<3",
+        ),
+        (
+            "Because lite>=4.9,<=4.9.3 has no usable wheels we can conclude that lite==4.9.* can't "
+            "be used. And because hydra==1.3 depends on lite==4.9.* and you require hydra==1.3, we",
+            f"hydra==1.3 needs lite==4.9.*, which {LACKING}",
+        ),
+        (
+            "Because x==1 depends on y<2 and z>=2 depends on y>=3, we can conclude",
+            "z>=2 needs y>=3, and x==1 needs y<2",
+        ),
+        (
+            "you require model>5.20 and model<5.20, we can",
+            "this asks for model>5.20, and here it is limited to model<5.20",
+        ),
+        (
+            "Because served>=0.3 depends on Python>=3.11 and you require served,",
+            "served>=0.3 needs python>=3.11, and the base has python 3.10",
+        ),
     ],
 )
-def test_what_uv_says_otherwise(said: str, told: str | None) -> None:
-    found = clash_in(said, {})
-    assert (found is None) if told is None else (found is not None and told in found)
+def test_the_two_that_clash_are_named_in_a_sentence(said: str, told: str | None) -> None:
+    found = clash_in(said, THERE | {"python": "3.10"}, ["model<5.20"])
+    assert (found is None) if told is None else (found is not None and told == found)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "both"),
+    [
+        ("<2", ">=2", False),
+        ("<=2", ">=2", True),
+        ("==1.*", ">1.5", True),
+        ("==1.5", "!=1.5", False),
+        (">1,<1.5", "~=1.4", True),
+        (">2", "", True),
+        (">5.20", "<5.20", False),
+        ("==1.0+cu12", "==1.0", True),
+        ("==2.5.0a0+e0.nv24.10", ">=2.6", False),
+        (">2.5.0a0", "<2.6", True),
+    ],
+)
+def test_two_specifiers_that_no_version_meets(one: str, other: str, both: bool) -> None:
+    assert overlap(one, other) == overlap(other, one) == both
+
+
+def test_what_a_base_s_packages_need_in_turn_is_the_base_s_affair(
+    links: Path, empty_site: Settings
+) -> None:
+    """NGC ships packages that pip check refuses; an extra that needs one was refused for that."""
+    board = wheel(links, "board", "2.9", "regex<2000")
+    board.rename(board.with_name("board-2.9-cp310-cp310-manylinux_2_17_x86_64.whl"))
+    wheel(links, "light", "1.0", "board[fast]")
+    found, _ = resolved(made("light"), empty_site, packages=BASE | {"board": "2.9"})
+    assert found == ["light==1.0"]
+    with pytest.raises(BuildError, match=r"board\S* needs regex<2000"):
+        resolved(made("board[fast]"), empty_site, packages=BASE | {"board": "2.9"})
+
+
+def test_an_old_release_is_refused_where_the_newest_has_no_wheel(
+    links: Path, empty_site: Settings
+) -> None:
+    """Without a word, deepspeed became 0.3.1.dev3 of 2020: the last one with a wheel."""
+    wheel(links, "speed", "0.3")
+    for name in ("speed-0.19.tar.gz", "speed-0.20rc1.tar.gz", "speedier-9.tar.gz", "notes.txt"):
+        (links / name).touch()
+    with pytest.raises(BuildError, match=r"speed 0\.19, the newest, has no wheel") as caught:
+        resolved(made("speed"), empty_site)
+    assert "the newest with one is 0.3" in caught.value.problem
+    assert "pip wheel --no-deps -w wheels 'speed==0.19'" in caught.value.remedy
+    assert resolved(made("speed==0.3"), empty_site)[0] == ["speed==0.3"]
+    wheel(links, "speed", "0.19")
+    found, said = resolved(made("speed"), empty_site)
+    assert found == ["speed==0.19"]
+    assert said.rstrip().endswith(".yaml: speed 0.19")
 
 
 SEEN = {"numpy": "1.26.4", "packaging": "23.2", "pyyaml": "6.0.1"}

@@ -517,3 +517,6 @@ def test_an_image_that_is_not_found_is_none_of_the_source_s_faults(
     with pytest.raises(LauncherError):
         images.find(NGC, chosen, AMD64)
     assert progress.stage == "pull"
+    for word, stage in (("patch", "patch"), ("build [wheel 2/3]", "compile"), ("check", "import")):
+        progress.step(word)
+        assert progress.stage == stage

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -25,7 +26,7 @@ from launcher.images.matrix.recipe import recipe
 from launcher.images.sources import fetch, source
 from tests import cut
 from tests.images.builder.conftest import checkout, commit_all  # noqa: F401  # a fixture
-from tests.test_crashes import age, crash
+from tests.test_crashes import KILLED, age, crash
 
 from .conftest import BASE_LAYERS, Engine, filled
 from .test_save import QUIET, contents
@@ -93,8 +94,11 @@ def test_what_was_packed_is_what_is_taken(
 def test_the_same_inputs_in_another_order_and_cache_are_the_same_bytes(
     folder: Path, fetched: FetchedInputs, empty_site: Settings, tmp_path: Path
 ) -> None:
-    there = elsewhere(empty_site, tmp_path)
-    bundle.take_bundle(folder, bundle.check_bundle(folder, QUIET), there, QUIET)
+    """Sets have another order in another process."""
+    index, there = bundle.check_bundle(folder, QUIET), elsewhere(empty_site, tmp_path)
+    for listed in ([one.path for one in index.files], *(one.names for one in index.images)):
+        assert [*listed] == sorted(listed)
+    bundle.take_bundle(folder, index, there, QUIET)
     own = replace(fetched.commits[0], repository=next((there.cache / "git").iterdir()))
     again = FetchedInputs(
         fetched.recipe,
@@ -260,8 +264,11 @@ def test_a_bundle_that_was_cut_off_anywhere_is_mended_by_the_next(
 
 
 @pytest.mark.skipif(bool(cut.unsupported), reason=cut.unsupported)
+@pytest.mark.parametrize(
+    "errors", [[KILLED], pytest.param([errno.ENOSPC, errno.EROFS], marks=pytest.mark.long)]
+)
 def test_what_is_taken_is_whole_and_nothing_else_is_left(
-    folder: Path, empty_site: Settings, tmp_path: Path
+    folder: Path, empty_site: Settings, tmp_path: Path, errors: list[int]
 ) -> None:
     place = tmp_path / "in"
     place.mkdir()
@@ -280,4 +287,4 @@ def test_what_is_taken_is_whole_and_nothing_else_is_left(
             assert fetch.checked(digest, "", there).read_bytes() == content
         assert sorted(path.name for path in there.cache.iterdir()) == ["sha256"]
 
-    crash(place, work, holds, 15)
+    crash(place, work, holds, 15, errors)

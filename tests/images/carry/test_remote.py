@@ -50,7 +50,7 @@ class Engine:
             pull=self._pull,
             inspect_distribution=self._ask,
             inspect_image=lambda name: {"Id": C, "Os": "linux", "Architecture": "arm64"},
-            timeout=60,
+            timeout=300,
         )
         self.asks = asks
 

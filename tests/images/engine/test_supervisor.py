@@ -9,7 +9,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -56,6 +55,7 @@ def packages_in(venv: Path) -> set[str]:
     return {path.stem for path in venv.glob("lib/python*/site-packages/*.py")}
 
 
+@pytest.mark.long  # `make dev` makes one in every fresh clone
 def test_made_once_added_to_and_made_anew(bootstrap: Run, lock: Path, tmp_path: Path) -> None:
     """Scripts outside the checkout couldn't import the launcher with its environment's Python."""
     missing = bootstrap(tmp_path / "gone.txt")
@@ -80,10 +80,8 @@ def test_made_once_added_to_and_made_anew(bootstrap: Run, lock: Path, tmp_path: 
     origin = subprocess.run([*python, code], cwd=tmp_path, capture_output=True, text=True)
     assert origin.stdout.strip() == str(SCRIPT.parents[1] / "launcher" / "__init__.py")
 
-    started = time.monotonic()
     again = bootstrap(lock)
     assert (again.returncode, again.stdout) == (0, "")
-    assert time.monotonic() - started < 1
 
     more = tmp_path / "more.txt"
     more.write_text(make_wheel(tmp_path, "second"))

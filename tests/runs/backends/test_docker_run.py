@@ -76,7 +76,7 @@ def remove_all(client: DockerClient) -> list[str]:
 
 def finish(process: subprocess.Popen[bytes]) -> tuple[int, bytes, bytes]:
     """Its exit code and output, but for the lines of the launcher that name the record."""
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=300)
     return process.returncode, out, re.sub(rb"launcher: [^\n]*record: [^\n]*\n", b"", err)
 
 

@@ -319,7 +319,7 @@ def test_what_is_pasted_is_the_object(full: Plan, tmp_path: Path) -> None:
     asked_for = kubernetes_request.request(full, asked(**KINDS["jobset"]), {})
     shown = kubernetes_request.show(full, asked_for)
     env = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
-    subprocess.run(["bash", "-c", shown], env=env, check=True, timeout=10)
+    subprocess.run(["bash", "-c", shown], env=env, check=True, timeout=300)
     assert yaml.safe_load((tmp_path / "kubectl.in").read_text()) == asked_for.manifest
     words = (tmp_path / "kubectl.argv").read_text().splitlines()
     assert words == ["--context=some where", "--namespace=team-a", "create", "--filename=-"]
@@ -401,7 +401,7 @@ def test_a_run_that_the_cluster_starts_again_loads_what_it_saved(full: Plan) -> 
     assert command[:2] == ["sh", "-c"]
     for restart, more in (("0", []), ("1", ["--load", "/checkpoints"])):
         words = ["sh", "-c", command[2], "sh", "printf", r"%s\n", "a b"]
-        asked = subprocess.run(words, env={"RESTART": restart}, capture_output=True, timeout=10)
+        asked = subprocess.run(words, env={"RESTART": restart}, capture_output=True, timeout=300)
         assert asked.stdout.decode().splitlines() == ["a b", *more], shlex.join(words)
     bare = pod(full, **ASKED | {"service_account": None})
     assert bare["automountServiceAccountToken"] is False  # a pod's default is a token

@@ -402,7 +402,7 @@ def test_a_pipe_that_the_launcher_writes_to_ends_with_it(tmp_path: Path) -> None
         cwd=ROOT,
         env=os.environ | {"LAUNCHER_RUNS": str(tmp_path)},
         capture_output=True,
-        timeout=60,
+        timeout=300,
     )
     job = local._job(tmp_path / BARE.run)
     assert job

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from launcher.agent.series import numbers
 from launcher.base.errors import PreflightError
 from launcher.images.matrix.load import load_matrix
 from launcher.runs.checks import auto, checks, saved
@@ -246,7 +247,7 @@ def test_a_cuda_without_code_for_the_gpu_is_told(
 
 def test_every_cuda_of_the_usual_rows_is_known() -> None:
     matrix = load_matrix()
-    found = {checks.version(matrix.rows[tag].cuda or "")[:2] for tag in matrix.usual}
+    found = {numbers(matrix.rows[tag].cuda or "")[:2] for tag in matrix.usual}
     assert found
     assert found <= set(checks.TOOLKIT_DRIVER)
 

@@ -47,7 +47,7 @@ LARGE = ("model.num_layers=48", "model.hidden_size=1600", "model.num_attention_h
             2,
             ("model.num_layers=24", "model.hidden_size=2048", "model.num_attention_heads=16",
              "training.micro_batch_size=1", "parallel.use_distributed_optimizer=true"),
-            15.2,
+            17.5,
             "--set parallel.tensor_model_parallel_size=2",
         ),
     ],

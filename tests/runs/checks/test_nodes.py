@@ -38,13 +38,13 @@ def looks(
         line += ["--wait", str(wait), *(second.split() if node else [])]
         variables = {name: value for name, value in os.environ.items() if "SOCKET" not in name}
         variables |= {"PYTHONPATH": str(ROOT)} | (env if node else {network.GLOO: "cable"})
-        done = subprocess.run(line, capture_output=True, text=True, env=variables, timeout=60)
+        done = subprocess.run(line, capture_output=True, text=True, env=variables, timeout=300)
         return done.returncode, done.stdout + done.stderr
 
     start = time.monotonic()
     with ThreadPoolExecutor() as pool:
         found = [*pool.map(one, (0, 1))]
-    assert time.monotonic() - start < wait + 40, found  # no hang
+    assert time.monotonic() - start < wait + 240, found  # no hang
     return found
 
 
@@ -62,7 +62,7 @@ def test_machines_that_find_each_other(machines: list[str], time_: int) -> None:
 @TEN
 def test_a_slow_link_is_told_from_a_good_one(machines: list[str], time_: int) -> None:
     limit = "tc qdisc add dev cable root tbf rate 4mbit burst 16kb latency 200ms"
-    subprocess.run(["ip", "netns", "exec", machines[1], *limit.split()], check=True, timeout=10)
+    subprocess.run(["ip", "netns", "exec", machines[1], *limit.split()], check=True, timeout=300)
     for code, text in looks(machines, GLOO_SOCKET_IFNAME="cable"):
         assert code == 0, text
         assert re.search(r"warning  node 0 .* MB/s from node 1: a slow link", text), text
@@ -104,7 +104,7 @@ def test_a_link_that_is_cut(cut: str, why: str, machines: list[str], time_: int)
 def met(machine: str) -> bool:
     """Whether another one has come to its port."""
     argv = ["ip", "netns", "exec", machine, "cat", "/proc/net/tcp6", "/proc/net/tcp"]
-    told = subprocess.run(argv, check=True, timeout=10, capture_output=True, text=True).stdout
+    told = subprocess.run(argv, check=True, timeout=300, capture_output=True, text=True).stdout
     return any(
         local.endswith(f":{PORT:04X}") and state == "01"
         for _, local, _, state, *_ in map(str.split, told.splitlines())
@@ -115,7 +115,7 @@ def met(machine: str) -> bool:
 @TEN
 def test_a_link_that_is_cut_while_they_meet(machines: list[str], time_: int) -> None:
     limit = "tc qdisc add dev cable root tbf rate 400kbit burst 16kb latency 200ms"
-    subprocess.run(["ip", "netns", "exec", machines[1], *limit.split()], check=True, timeout=10)
+    subprocess.run(["ip", "netns", "exec", machines[1], *limit.split()], check=True, timeout=300)
     with ThreadPoolExecutor() as pool:
         both = pool.submit(looks, machines)
         until = time.monotonic() + 10
@@ -176,7 +176,7 @@ def test_a_bridge_is_not_left_to_nccl(machines: list[str]) -> None:
     )
     argv = ["ip", "netns", "exec", machines[0], sys.executable, "-c", program]
     env = os.environ | {"PYTHONPATH": str(ROOT)}
-    done = subprocess.run(argv, capture_output=True, text=True, env=env, timeout=60)
+    done = subprocess.run(argv, capture_output=True, text=True, env=env, timeout=300)
     assert done.stdout == "{'NCCL_SOCKET_IFNAME': 'cable'}\n", done
     assert "by which the nodes met: NCCL would take virbr0 first" in done.stderr
 

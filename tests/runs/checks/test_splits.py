@@ -82,5 +82,5 @@ def test_a_split_without_a_document_that_is_used_is_refused_by_name(
 ) -> None:
     """Megatron hung, or ended by SIGABRT, without a word on the split."""
     data = Dataset("/d", "", 10**6, 9, documents)
-    (finding,) = splits.check(resolved(*sets), [data])
+    (finding,) = splits.check_splits(resolved(*sets), [data])
     assert (what in finding.what, mend in finding.mend, finding.refuse) == (True, True, True)

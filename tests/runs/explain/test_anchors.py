@@ -39,6 +39,7 @@ def test_the_file_is_made_of_the_rows() -> None:
         (r"[Ll]oss is (?:nan)?", ["Loss is ", "loss is "], 0),
         (r"x+ failed\n(?:.*\n){0,4}?.*KeyError: ", ["KeyError: "], 5),
         (r"Error: .*too long", ["too long"], 0),
+        (r"(?i:could not load) it", [" it"], 0),
         (r"(?s:Weights only.{0,99}?)operand", ["Weights only"], 64),
     ],
 )

@@ -175,3 +175,14 @@ def test_what_to_say_with_a_question_is_told() -> None:
     assert told["about"]["last iteration"] == "33"
     assert told["suspects"][0]["line"] == 4
     assert found.lines[-1].startswith("for a question to others, the log says of the run: ")
+
+
+def test_an_exception_that_python_ignores_ends_nothing() -> None:
+    """A finished run of MLPerf was told that its file system had failed, after it had ended."""
+    ended = ["Finished after 5 epochs.", "Error in atexit._run_exitfuncs:"]
+    stale = "OSError: [Errno 116] Stale file handle"
+    assert first(*ended, stale) == ""
+    assert first(ended[0], stale) == "a disk or a shared file system failed"
+    frames = ["Exception ignored in: <function x>", "Traceback (most recent call last):", "  x"]
+    assert first(*frames, stale) == ""
+    assert first(*frames, stale, stale) == "a disk or a shared file system failed"

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from launcher.runs.follow import compact, live
 from launcher.runs.follow.compact import CompactLines
-from launcher.runs.follow.live import LiveLine, Shown
+from launcher.runs.follow.live import LiveLine, OutputDetail
 from launcher.runs.records.watch import Speed
 
 STEP = (
@@ -74,27 +74,27 @@ def test_the_editor_goes_by_the_terminal_the_option_and_no_color(tmp_path: Path)
     line = f"{STEP.format(at=5)}\n".encode()
 
     class Terminal(LiveLine):
-        def __init__(self, shown: Shown, *, there: bool) -> None:
+        def __init__(self, shown: OutputDetail, *, there: bool) -> None:
             super().__init__(None, lambda: 100, shown)
             self.stream = object() if there else None  # type: ignore[assignment]
 
-    def edited(kind: Shown, *, there: bool, **environ: str) -> bytes:
+    def edited(kind: OutputDetail, *, there: bool, **environ: str) -> bytes:
         return compact.editor("0a1b2c3d", Terminal(kind, there=there), environ)(line, False)
 
-    assert edited(Shown.USUAL, there=False) == edited(Shown.WHOLE, there=True) == line
-    assert edited(Shown.QUIET, there=False) == edited(Shown.QUIET, there=True) == b""
-    coloured = edited(Shown.USUAL, there=True).decode()
+    assert edited(OutputDetail.USUAL, there=False) == edited(OutputDetail.WHOLE, there=True) == line
+    assert edited(OutputDetail.QUIET, there=False) == edited(OutputDetail.QUIET, there=True) == b""
+    coloured = edited(OutputDetail.USUAL, there=True).decode()
     assert "\x1b[1m5.359\x1b[0m" in coloured
-    plain = edited(Shown.USUAL, there=True, NO_COLOR="1").decode()
+    plain = edited(OutputDetail.USUAL, there=True, NO_COLOR="1").decode()
     assert plain == re.sub(r"\x1b\[\d*m", "", coloured) != coloured
-    assert edited(Shown.USUAL, there=True, NO_COLOR="").decode() == coloured
+    assert edited(OutputDetail.USUAL, there=True, NO_COLOR="").decode() == coloured
 
 
 def test_where_no_terminal_is_the_states_are_told_only_when_asked_for(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """A log of CI would have lines on each start that nobody asked for."""
-    for kind in Shown:
+    for kind in OutputDetail:
         with LiveLine(None, shown=kind) as line:
             line.wait("importing torch")
     assert capsys.readouterr().err == "launcher: importing torch\n"
@@ -102,7 +102,7 @@ def test_where_no_terminal_is_the_states_are_told_only_when_asked_for(
 
 def test_screens_are_one_within_another() -> None:
     """The check and the run draw one line, not two over each other."""
-    with live.screened(Shown.QUIET):
+    with live.screened(OutputDetail.QUIET):
         outer = live.screen
         with live.screened():
             assert live.screen is outer

@@ -21,7 +21,7 @@ from launcher.runs.follow import again as again_of
 from launcher.runs.follow import files, start
 from launcher.runs.follow.assemble import PlannedRun, assemble
 from launcher.runs.follow.files import Caller
-from launcher.runs.follow.live import Shown
+from launcher.runs.follow.live import OutputDetail
 from launcher.runs.plan.image import ImageFacts
 from launcher.runs.plan.job import Backend
 from launcher.runs.plan.plan import Plan, Stamp
@@ -117,7 +117,7 @@ def test_a_run_that_does_not_start_leaves_no_record(save: Path, plan: Callable[.
         raise EngineError("no")
 
     chosen: Any = SimpleNamespace(start=refuse, contained=True)
-    first = start.First(replace(plan("gpt2-tiny.yaml"), run=RUN), ExitStack())
+    first = start.FirstAttempt(replace(plan("gpt2-tiny.yaml"), run=RUN), ExitStack())
     with pytest.raises(EngineError):
         start.Attempts(asked(save), chosen, Stamp(RUN, ""), first)(0)
     assert not record.folder(RUN).exists()
@@ -137,7 +137,7 @@ def test_a_run_without_a_record_here_is_only_looked_at(
 
     monkeypatch.setattr(start, "supervise", supervise)
     assert start.attach(RUN) == 3
-    assert seen == [{"job": theirs, "guest": True, "shown": Shown.USUAL}]
+    assert seen == [{"job": theirs, "guest": True, "shown": OutputDetail.USUAL}]
     assert f"run {RUN} has no record here" in capsys.readouterr().err
 
 

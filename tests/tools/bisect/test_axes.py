@@ -13,13 +13,13 @@ from launcher.runs.runfile import source
 from launcher.tools.bisect import axes
 from launcher.tools.bisect.axes import Axis, Differences
 from launcher.tools.bisect.checkouts import Checkout
-from launcher.tools.bisect.ends import End, ImageBuild
+from launcher.tools.bisect.ends import End, RowBuild
 
 MATRIX = load_matrix(ROOT / "matrix.yaml")
 CHECKOUTS = [Checkout(Path("/m"), commit * 40) for commit in "abc"]
 
 
-def end(build: ImageBuild | None = None, image: Any = "cpu", **keys: Any) -> End:
+def end(build: RowBuild | None = None, image: Any = "cpu", **keys: Any) -> End:
     config = source.made({"name": "a", "image": image, **keys}, "test")
     return End("test", config, "/here", build=build)
 
@@ -31,8 +31,8 @@ def between(good: End, bad: End, contained: bool = True, packages: Any = None) -
 def test_causes_are_sought_in_the_promised_order() -> None:
     """Base, extras, release, commits, keys; those of a layout together, and last."""
     keys = {"processes": 2, "training": {"lr": 1.0, "micro_batch_size": 2}}
-    bad = end(ImageBuild("24.08", "0.10.0"), parallel={"tensor_model_parallel_size": 2}, **keys)
-    good = end(ImageBuild("24.06", "0.9.0"), model={"swiglu": True})
+    bad = end(RowBuild("24.08", "0.10.0"), parallel={"tensor_model_parallel_size": 2}, **keys)
+    good = end(RowBuild("24.06", "0.9.0"), model={"swiglu": True})
     packages = {"b": "1", "c": "1", "same": "3"}, {"a": "2", "b": "2", "same": "3"}
     found = axes.between(good, bad, MATRIX, CHECKOUTS, packages, contained=True)
     assert [(one.kind, one.name) for one in found.axes] == [
@@ -53,18 +53,18 @@ def test_causes_are_sought_in_the_promised_order() -> None:
 
 
 def test_a_point_has_bads_values_as_far_as_it_has_gone() -> None:
-    bad = end(ImageBuild("24.08", "0.10.0"), training={"lr": 1.0, "seed": 3})
-    good = end(ImageBuild("24.06", "0.9.0"), model={"swiglu": True}, training={"seed": 3})
+    bad = end(RowBuild("24.08", "0.10.0"), training={"lr": 1.0, "seed": 3})
+    good = end(RowBuild("24.06", "0.9.0"), model={"swiglu": True}, training={"seed": 3})
     packages = {"b": "1", "c": "1"}, {"a": "2", "b": "2"}
     found = axes.between(good, bad, MATRIX, CHECKOUTS, packages, contained=True)
     first, last = found.at((0,) * len(found.axes)), found.at(found.end)
-    assert first.build == ImageBuild("24.06", "0.9.0")
+    assert first.build == RowBuild("24.06", "0.9.0")
     assert (first.packages, first.config["model"]) == ({"b": "1", "c": "1"}, {"swiglu": True})
-    assert last.build == ImageBuild("24.08", "0.10.0")
+    assert last.build == RowBuild("24.08", "0.10.0")
     assert (last.packages, last.checkout) == ({"a": "2", "b": "2"}, CHECKOUTS[-1])
     assert last.config == {"name": "a", "model": {}, "training": {"lr": 1.0, "seed": 3}}
     half = found.at((1, 1, 0, 0, 0, 1, 0, 1))
-    assert half.build == ImageBuild("24.07", "0.9.0")
+    assert half.build == RowBuild("24.07", "0.9.0")
     assert half.packages == {"a": "2", "b": "1", "c": "1"}
     assert half.checkout == CHECKOUTS[1]
     assert half.config["model"] == {"swiglu": True}
@@ -73,7 +73,7 @@ def test_a_point_has_bads_values_as_far_as_it_has_gone() -> None:
 
 def test_no_image_is_built_where_none_differs() -> None:
     """A key's trials took as long as a build each."""
-    build = ImageBuild("cpu", "0.16.1")
+    build = RowBuild("cpu", "0.16.1")
     found = between(end(build), end(build, gpus=2))
     assert found.at((1,)).build is None
     assert found.at((1,)).image == {"tag": "cpu"}
@@ -105,8 +105,8 @@ def test_where_runs_start_and_what_stands_behind_them_differ_too() -> None:
 
 def test_without_images_their_differences_cannot_be_tried_and_are_named() -> None:
     """`--backend local` said that the two didn't differ."""
-    bad = end(ImageBuild("24.08", "0.10.0", ("hf",)), gpus=2)
-    found = between(end(ImageBuild("24.06", "0.10.0")), bad, contained=False)
+    bad = end(RowBuild("24.08", "0.10.0", ("hf",)), gpus=2)
+    found = between(end(RowBuild("24.06", "0.10.0")), bad, contained=False)
     assert [one.name for one in found.axes] == ["gpus"]
     reason = "this backend runs no image"
     assert found.untried == (f"base 24.06 → 24.08: {reason}", f"extras  → hf: {reason}")

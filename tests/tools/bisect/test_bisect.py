@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from launcher.base import files
 from launcher.base.errors import UsageError
 from launcher.base.screen import Progress
 from launcher.cli import main
@@ -18,7 +19,7 @@ from launcher.runs.runfile import source
 from launcher.tools.bisect import bisect, checkouts, ends, report, trial
 from launcher.tools.bisect.axes import Candidate
 from launcher.tools.bisect.bisect import BisectRequest, NothingFoundError
-from launcher.tools.bisect.judge import Judge, Outcome
+from launcher.tools.bisect.judge import Judge, TrialOutcome
 
 FILE = {
     "name": "a",
@@ -43,14 +44,14 @@ class Trials:
         self.made = list[Candidate]()
         self.killed, self.code = 0, 1
 
-    def __call__(self, run: Any, candidate: Candidate, number: int) -> Outcome:
+    def __call__(self, run: Any, candidate: Candidate, number: int) -> TrialOutcome:
         if number == self.killed:
             raise KeyboardInterrupt
         self.made.append(candidate)
         fails = "clip_grad" in candidate.config["training"]
         loss = 9.0 if fails else 3.0
         code = self.code if fails else 0
-        return Outcome(code, "it clips" if code else "", loss=loss, seconds=1.0)
+        return TrialOutcome(code, "it clips" if code else "", loss=loss, seconds=1.0)
 
 
 @pytest.fixture
@@ -94,6 +95,22 @@ def test_it_goes_on_where_it_was_killed(trials: Trials) -> None:
     assert found()["trials"] == len(trials.made)
     found(replace(REQUEST, fresh=True))
     assert len(trials.made) == 2 * wanted
+
+
+def test_its_folder_is_pruned_unless_somebody_is_at_it(
+    trials: Trials, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`runs prune` left them for ever: they have no run's record."""
+    folder = record.folder(found()["folder"])
+    (folder.parent / "bisect-of-mine").mkdir()
+    with files.folder_lock(folder):
+        assert main(["runs", "prune", "--state", "finished"]) == 0
+    assert folder.exists()
+    assert main(["runs", "prune", "--keep", "1"]) == 0
+    assert folder.exists()
+    assert main(["runs", "prune", "--state", "finished"]) == 0
+    assert sorted(path.name for path in folder.parent.glob("bisect*")) == ["bisect-of-mine"]
+    assert folder.name in capsys.readouterr().out
 
 
 def test_a_line_that_was_cut_off_is_tried_again(trials: Trials) -> None:
@@ -194,13 +211,13 @@ def test_from_a_release_it_goes_on_to_a_commit(
         checkouts.checkout(megatron, name).commit for name in ("c", "d", "core_v0.11.0")
     )
 
-    def tried(_: Any, candidate: Candidate, number: int) -> Outcome:
+    def tried(_: Any, candidate: Candidate, number: int) -> TrialOutcome:
         trials.made.append(candidate)
         assert candidate.build
         fails = candidate.build.release not in ("0.9.0", "0.10.0")
         if candidate.checkout:
             fails = candidate.checkout.commit in (first_bad, *later)
-        return Outcome(int(fails), "x" if fails else "")
+        return TrialOutcome(int(fails), "x" if fails else "")
 
     monkeypatch.setattr(trial.ShortRun, "__call__", tried)
     for name, release in (("good", "0.9.0"), ("bad", "0.16.1")):
@@ -212,7 +229,7 @@ def test_from_a_release_it_goes_on_to_a_commit(
     (release,), (commit,) = told["causes"], told["commits"]["causes"]
     assert (release["last_good"], release["first_bad"]) == ("0.10.0", "0.11.0")
     assert commit["first_bad"] == first_bad[:10]
-    assert trials.made[-1].build == ends.ImageBuild("24.10", "0.10.0")
+    assert trials.made[-1].build == ends.RowBuild("24.10", "0.10.0")
     assert "A: c" in report.text(answer)
 
     (alone,) = bisect.bisect("good.yaml", "bad.yaml", replace(request, history=None), Progress())
@@ -239,9 +256,9 @@ def test_the_ends_may_be_runs_rows_and_presets(trials: Trials) -> None:
     record.write(kept)
     run = ends.find("old", "", [])
     assert (run.cwd, run.rest, run.backend) == ("/x", ("--y",), "local")
-    assert run.build == ends.ImageBuild("cpu", "0.16.1")
+    assert run.build == ends.RowBuild("cpu", "0.16.1")
     row = ends.find("24.10", "good.yaml", [])
-    assert (row.config.name, row.build) == ("a", ends.ImageBuild("24.10", "0.9.0"))
+    assert (row.config.name, row.build) == ("a", ends.RowBuild("24.10", "0.9.0"))
     assert ends.find("gpt2-tiny", "", []).config.name == "gpt2-tiny"
     for text in ("nothing", "nothing@HEAD", "good.yaml@HEAD"):
         with pytest.raises(UsageError, match=r"no run, no file|has no `source`"):

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher.tools.bisect.search import (
-    Difference,
+    AxisStep,
     EndsAlikeError,
-    Finding,
     Point,
+    SearchResult,
     Verdict,
     differences,
     find,
@@ -59,7 +59,7 @@ def test_one_cause_is_found_within_the_bound(search: tuple[Point, Point]) -> Non
     runs = Runs(needs)
     found = find(end, runs)
     (axis,) = (at for at, least in enumerate(needs) if least)
-    assert found.differences == [Difference(axis, needs[axis] - 1, needs[axis])]
+    assert found.differences == [AxisStep(axis, needs[axis] - 1, needs[axis])]
     assert (found.least, found.enough) == (needs, True)
     assert not runs.fails(found.good)
     assert runs.fails(found.bad)
@@ -74,7 +74,7 @@ def test_causes_that_need_each_other_are_all_found_and_none_beside_them(
     end, needs = search
     runs = Runs(needs)
     found = find(end, runs)
-    wanted = [Difference(at, least - 1, least) for at, least in enumerate(needs) if least]
+    wanted = [AxisStep(at, least - 1, least) for at, least in enumerate(needs) if least]
     assert found.differences == wanted
     assert (found.least, found.enough) == (needs, True)
     assert len(runs.asked) <= 1 + len(wanted) * (ceil(log2(sum(end))) + 1)
@@ -98,7 +98,7 @@ def test_what_cannot_be_tried_widens_the_answer_and_never_moves_it(
     assert found.enough is None or runs.fails(found.least)
 
 
-def _covers(found: Finding, needs: Point) -> bool:
+def _covers(found: SearchResult, needs: Point) -> bool:
     """Whether each step that is needed lies in one of the differences found."""
     ranges = {one.axis: (one.good, one.bad) for one in found.differences}
     steps = ((at, least) for at, least in enumerate(needs) if least)

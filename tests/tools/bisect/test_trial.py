@@ -16,7 +16,7 @@ from launcher.base.screen import Progress
 from launcher.runs.runfile import source
 from launcher.tools.bisect import trial
 from launcher.tools.bisect.axes import Candidate
-from launcher.tools.bisect.judge import Judge, Outcome
+from launcher.tools.bisect.judge import Judge, TrialOutcome
 from launcher.tools.bisect.search import Verdict
 from launcher.tools.bisect.trial import ShortRun
 
@@ -68,7 +68,7 @@ def test_a_run_ends_with_a_bisect_that_is_killed() -> None:
         assert process.stdout
         assert process.stdout.readline() == b"1\n"
         process.kill()
-        assert process.communicate(timeout=60) == (b"", None)
+        assert process.communicate(timeout=300) == (b"", None)
 
 
 @pytest.fixture
@@ -76,7 +76,7 @@ def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     """Runs the candidate with a launcher that prints, logs steps, and ends as it is told."""
     monkeypatch.setenv("LAUNCHER_CACHE", str(tmp_path / "cache"))
 
-    def run(code: int | None, printed: str = "", steps: str = "", check: str = "") -> Outcome:
+    def run(code: int | None, printed: str = "", steps: str = "", check: str = "") -> TrialOutcome:
         def finished(argv: Any, cwd: Any, env: Any, output: int, seconds: float) -> int | None:
             os.write(output, printed.encode())
             folder = Path(env["LAUNCHER_RUNS"], os.urandom(4).hex())

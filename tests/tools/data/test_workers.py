@@ -103,7 +103,7 @@ def test_no_worker_outlives_the_job(state: str, ended: signal.Signals) -> None:
     workers = [int(job.stdout.readline()) for _ in range(2)]
     try:
         job.send_signal(ended)
-        said = job.communicate(timeout=20)[1]  # the pipes are closed when the last of them ends
+        said = job.communicate(timeout=300)[1]  # the pipes are closed when the last of them ends
         assert job.returncode == {signal.SIGINT: 130, signal.SIGKILL: -9}[ended]
         assert said == ""
     finally:

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from launcher.tools.forecast import facts, receipt, site
-from launcher.tools.forecast.facts import Fact
-from launcher.tools.forecast.forecast import Machine, forecast
+from launcher.tools.forecast.facts import RunFact
+from launcher.tools.forecast.forecast import Hardware, forecast
 from tests.tools.forecast.records import H100, MadeUpRun
 
 
@@ -20,7 +20,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "runs"
 
 
-def fact(folder: Path, made: MadeUpRun) -> Fact:
+def fact(folder: Path, made: MadeUpRun) -> RunFact:
     found = facts.of_run(made.keep(folder))
     assert found
     return found
@@ -108,7 +108,7 @@ def test_a_foreign_word_ends_no_forecast_and_no_receipt(
     text = path.read_text()
     assert ours in text
     path.write_text(text.replace(ours, foreign))
-    card = Machine(H100, H100, 85 * 10**9, (9, 0))
+    card = Hardware(H100, H100, 85 * 10**9, (9, 0))
     wider = replace(fact.work, options=fact.work.options | {"hidden_size": 1536})
     assert forecast(wider, card, site.earlier(H100)).step
     if found := receipt.of_run(run):

@@ -9,11 +9,13 @@ from typing import Any
 import pytest
 import yaml
 
+from launcher.runs.checks.memory import MemoryEstimate
 from launcher.runs.plan import layout
 from launcher.runs.plan.render import values_of
 from launcher.runs.runfile import source
 from launcher.tools.forecast import costs
 from launcher.tools.forecast.work import KERNELS, Work
+from tests.tools.forecast.test_published import STEPS
 
 BENCH = Path(__file__).parents[3] / "bench/gpu"
 RUNS: list[dict[str, Any]] = yaml.safe_load((BENCH / "runs.yaml").read_text("utf-8"))["runs"]
@@ -31,20 +33,27 @@ def work(run: dict[str, Any]) -> Work:
     return Work(config.program, values_of(config, where), where, 1, False, kernels)
 
 
-def ratios(run: dict[str, Any]) -> list[float]:
-    """The forecast by the least and the most ms that it took."""
+def cost(run: dict[str, Any]) -> costs.StepCost:
     done = work(run)
     card = costs.published(run["card"], done.precision)
     found = card and costs.step(done, card)
     assert found
-    return [found.ms / ms for ms in run["ms"]]
+    return found
+
+
+def ratios(run: dict[str, Any]) -> list[float]:
+    """The forecast by the least and the most ms that it took."""
+    return [cost(run).ms / ms for ms in run["ms"]]
 
 
 def test_ranges_are_as_wide_as_forecasts_were_off() -> None:
     """A range that is narrower promises too much, and one that is wider says nothing."""
     off = defaultdict[tuple[float, float], list[float]](list)
     for run in RUNS:
-        off[costs.usual_off(work(run))] += ratios(run)
+        off[costs.OFF[costs.kind(work(run), cost(run))]] += ratios(run)
+    for _, step, ms in STEPS:
+        if f"{costs.OFF[costs.BUSY][0]:.2f}" in step.source:
+            off[costs.OFF[costs.BUSY]].append(step.ms / ms)
     assert {*off} == {*costs.OFF.values()}
     for (least, most), found in off.items():
         assert least <= min(found) <= least + 0.06
@@ -62,15 +71,35 @@ def test_steps_on_an_h100_are_within_a_fifth(run: dict[str, Any]) -> None:
     assert least <= 1 + FIFTH
 
 
+LAID = {False: 10, True: 14}
+"""Bytes for each parameter of a buffer that a distributed optimizer, or another, was laid out in
+before commit 549dc39: by a profile of that commit's on the CPU, 32.00 and 28.00 with the states."""
+
+
+def laid(done: Work, found: MemoryEstimate) -> float:
+    """Bytes while an optimizer was laid out, as far as it was then."""
+    assert done.shape
+    over = done.number("expert_model_parallel_size", 1)
+    experts = done.shape.expert_layers * done.shape.experts / over * (over > 1)
+    of_experts = experts * done.shape.mlp(done.shape.expert_ffn)
+    shared = "use_distributed_optimizer" in done.options
+    largest = max(found.weights / 2 - of_experts, of_experts)
+    return found.weights + found.gradients + found.optimizer + LAID[shared] * largest
+
+
 WITH_MEMORY = [run for run in RUNS if run.get("gib")]
 
 
 @pytest.mark.parametrize("run", WITH_MEMORY, ids=lambda run: run["name"])
 def test_memory_is_what_was_measured(run: dict[str, Any]) -> None:
     """Of dense models within 5 %, but for those of which runs.yaml says why: within 10."""
-    found = work(run).memory((9, 0))
+    done = work(run)
+    found = done.memory((9, 0))
     assert found
-    ratio = (found.total - found.overhead) / GIB / run["gib"]
+    needed = found.total - found.overhead
+    if run.get("laid"):
+        assert needed < laid(done, found)
+    ratio = max(needed, laid(done, found) if run.get("laid") else 0) / GIB / run["gib"]
     assert ratio == pytest.approx(1, abs=0.1 if run.get("why") else HALF_A_TENTH)
 
 

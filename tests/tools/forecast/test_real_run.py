@@ -12,7 +12,7 @@ import pytest
 
 from launcher.runs.records import record
 from launcher.tools.forecast import facts
-from launcher.tools.forecast.forecast import Machine, forecast
+from launcher.tools.forecast.forecast import Hardware, forecast
 
 ROOT = Path(__file__).parents[3]
 
@@ -39,7 +39,7 @@ def test_a_forecast_of_a_finished_run_by_its_record_is_within_a_tenth(
     assert (said["saves"], said["evaluations"]) == (2, 3)
     fact = facts.of_run(run)
     assert fact
-    found = forecast(fact.work, Machine(fact.place), [fact])
+    found = forecast(fact.work, Hardware(fact.place), [fact])
     assert found.step
     assert found.hours
     assert found.step.ms == pytest.approx(fact.ms, rel=0.1)

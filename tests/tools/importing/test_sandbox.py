@@ -60,7 +60,7 @@ def test_a_hostile_script_changes_nothing_and_ends(
         assert "train.sh" in str(error)  # it is refused by name
     else:
         assert "pretrain_gpt.py" in done.text or done.told
-    assert time.monotonic() - begun < 60
+    assert time.monotonic() - begun < 300
     assert tree(tmp_path) == before
     assert machine() == name
     end = time.monotonic() + 10  # the kernel ends what was below a sandbox by and by
@@ -143,7 +143,7 @@ def test_a_script_that_is_long_to_read_is_given_up(
     begun = time.monotonic()
     with pytest.raises(UsageError, match="it can't be read within 3 seconds"):
         import_script(tmp_path / "train.sh", text, IMAGES, sandbox_here())
-    assert time.monotonic() - begun < 60
+    assert time.monotonic() - begun < 300
 
 
 def test_files_in_memory_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -188,7 +188,7 @@ def test_scripts_that_it_names_may_be_out_of_reach(
 def test_a_script_in_the_root_folder_is_refused() -> None:
     """All of the machine would lie beside it."""
     with pytest.raises(UsageError, match="lies in /"):
-        import_script(Path("/train.sh"), LAST, IMAGES, sandbox.Trusted())
+        import_script(Path("/train.sh"), LAST, IMAGES, sandbox.NoSandbox())
 
 
 def test_where_there_is_no_sandbox_a_script_is_refused(

@@ -74,6 +74,7 @@ def test_a_script_as_a_run_file(name: str, monkeypatch: pytest.MonkeyPatch) -> N
         ("#SBATCH -N2 --ntasks-per-node 8\nsrun python pretrain_gpt.py", "8", 2),
         ("#SBATCH --gpus-per-node=a100:4\nsrun python pretrain_gpt.py", "4", 1),
         ("#SBATCH --gres=gpu:4\npython pretrain_gpt.py", "1", 1),
+        ("aprun -n 8 -N 4 /no/rank.sh python pretrain_gpt.py", "4", 2),
         (
             "#SBATCH --nodes 3 --gpus-per-node=2\n"
             "torchrun --nproc_per_node $SLURM_GPUS_ON_NODE --nnodes $SLURM_NNODES pretrain_gpt.py",
@@ -307,6 +308,13 @@ def test_a_start_is_found_however_it_is_written(start: str) -> None:
         ('[ -n "$A" ] && B=3', "", "A is taken as not set"),
         ("[ -f /x/y ] && B=3", "", "/x/y is taken as not there"),
         (". /no/file.sh", "", "1: /no/file.sh isn't here: what it sets isn't known"),
+        ("A= # fill in", "--save $A", "2: to be given: A (checkpoint.save)"),
+        ('A="your data path"', "--data-path $A", "2: to be given: your data path (data.path)"),
+        ("N='Your rank'", "--seed $((N * 2))", "2: to be given: Your rank (training.seed)"),
+        ("A=${B:-}", '--data-path "$A" --bf16', "2: to be given: A (data.path)"),
+        (": ${A:=}; : ${A:?is needed}", "--seed $A", "2: to be given: A (training.seed)"),
+        ('A=${A:-}; [ -z "$A" ] && exit 1', "--seed $A", "2: to be given: A (training.seed)"),
+        ("R=$OMPI_COMM_WORLD_RANK; torchrun() { python $*; }", "--rank $R", "gpus is taken as 1"),
     ],
 )
 def test_what_a_value_depends_on_is_named(lines: str, options: str, said: str) -> None:
@@ -321,6 +329,15 @@ def test_what_is_given_is_taken() -> None:
     found = config(text, "/a", "/b c", A="4")
     assert (found.checkpoint.save, found.checkpoint.load, found.training.seed) == ("/a", "/b c", 8)
     assert told(text, "/a", "/b c", A="4") == []
+
+
+def test_what_is_given_fills_what_the_script_leaves_empty() -> None:
+    """DATA_PATH="" is there to be filled in, and was "data.path doesn't take it"."""
+    text = 'export D=""\nS= # here\nE=\'\'x\ntorchrun a.py --save $S --load "$D" --seed $E\n'
+    found = read(text, D="/d d", S="/s", E="3")
+    assert "save: /s\n" in found.text
+    assert "load: /d d\n" in found.text
+    assert "seed: 3" not in found.text
 
 
 def test_one_of_several_starts_is_chosen_and_the_others_told() -> None:
@@ -356,6 +373,20 @@ def test_an_option_of_a_program_of_its_own_keeps_its_underscores() -> None:
     found = config("torchrun ./a.py --task_list x --num-layers 3")
     rendered = render.options(found, program(found.program).kind, Layout(1, 1, 1, 1), "0.9.0")
     assert {one.name for one in rendered} >= {"--task_list", "--num-layers"}
+
+
+def test_options_of_a_fork_are_taken_as_megatron_spells_them() -> None:
+    """--num_layers was an option that Megatron doesn't have: no sizes of a whole repository."""
+    text = "torchrun pretrain_gpt.py --num_layers 3 --hidden_size=8 --none_such 1\n"
+    found = config(text)
+    assert (found.model.num_layers, found.model.hidden_size) == (3, 8)
+    assert "1: --num_layers, --hidden_size: taken with - for _, as Megatron has them" in told(text)
+    assert "1: Megatron 0.9.0 doesn't have an option: --none_such" in told(text)
+
+
+def test_a_job_is_submitted_from_where_the_launcher_is_started() -> None:
+    text = "#SBATCH -N 1\ncd $SLURM_SUBMIT_DIR\nsrun python a.py --save $SLURM_SUBMIT_DIR/x\n"
+    assert config(text).checkpoint.save == "./x"
 
 
 def test_what_the_script_sets_for_itself_is_not_exported() -> None:

@@ -116,7 +116,7 @@ def tried(capability, recipe="delayed"):
     torch.cuda.get_device_capability = lambda: capability
     torch.cuda.get_device_name = lambda: "NVIDIA A100"
     try:
-        scaled.check(argparse.Namespace(fp8_recipe=recipe))
+        scaled.check_support(argparse.Namespace(fp8_recipe=recipe))
     except scaled.OptionError as error:
         return str(error)
 print(tried((8, 0)), tried((8, 9)), tried((9, 0), "mxfp8"), sep="; ")

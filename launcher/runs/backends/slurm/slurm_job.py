@@ -54,10 +54,10 @@ class SlurmJob(host.FolderJob):
     def output(self, *, follow: bool = True) -> Iterator[OutputPiece]:
         """What the script and the nodes have written; of several nodes, whole lines, named."""
         script = len(self._nodes)
-        sources = {(script, True): _Written(self.folder / OUTPUT)}
+        sources = {(script, True): _NodeOutput(self.folder / OUTPUT)}
         for rank in self._nodes:
             for is_error in (False, True):
-                sources[rank, is_error] = _Written(self._file(rank, is_error))
+                sources[rank, is_error] = _NodeOutput(self._file(rank, is_error))
         try:
             yield from self._pieces(sources, script, follow=follow)
         finally:
@@ -65,7 +65,7 @@ class SlurmJob(host.FolderJob):
                 written.close()
 
     def _pieces(
-        self, sources: Mapping[tuple[int, bool], _Written], script: int, *, follow: bool
+        self, sources: Mapping[tuple[int, bool], _NodeOutput], script: int, *, follow: bool
     ) -> Iterator[OutputPiece]:
         lines = {rank: NodeLines(f"{node_name(rank)} | ".encode()) for rank in self._nodes}
         lines[script] = NodeLines(b"job | ")
@@ -216,7 +216,7 @@ def _remove(folder: Path, names: Sequence[str]) -> None:
         host.tell(f"what Slurm wrote of run {folder.name} stays in {folder}: {error.strerror}")
 
 
-class _Written:
+class _NodeOutput:
     """A file that a node writes: its rest can still be read once another launcher removed it."""
 
     def __init__(self, path: Path) -> None:

@@ -1,0 +1,97 @@
+"""Forecasts beside the runs of others: bench/gpu/published.yaml."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import pytest
+import yaml
+
+from launcher.runs.plan import layout
+from launcher.runs.plan.render import values_of
+from launcher.runs.runfile.config import RunConfig
+from launcher.tools.forecast import costs, site
+from launcher.tools.forecast.work import Work
+
+TABLES: list[dict[str, Any]] = yaml.safe_load(
+    (Path(__file__).parents[3] / "bench/gpu/published.yaml").read_text("utf-8")
+)
+RECOMPUTED = {
+    "recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1,
+}  # fmt: skip
+OVERLAPPED = dict.fromkeys(("overlap_grad_reduce", "overlap_param_gather", "tp_comm_overlap"), True)
+
+ROOM = 72e9
+"""Bytes of an 80 GB card that a run may need."""
+
+
+def fitting(table: dict[str, Any], row: list[Any]) -> Work:
+    """With the largest micro-batch that fits where there is no pipeline, else of one sequence."""
+    sizes = [8, 4, 2, 1] if row[4] == 1 else [1]
+    replicas = row[5] // row[3] // row[4]
+    for size in (size for size in sizes if row[6] // replicas % size == 0):
+        done = work(table, row, size)
+        needed = done.memory((9, 0))
+        if needed and needed.total < ROOM:
+            break
+    return done
+
+
+def work(table: dict[str, Any], row: list[Any], micro: int) -> Work:
+    hidden, heads, layers, tensor, pipeline, gpus, batch, _ = row
+    each = min(8, gpus)
+    config = RunConfig.model_validate({
+        "name": "a", "image": {"name": "x"}, "program": "pretrain_gpt.py", "gpus": each,
+        "nodes": {"count": gpus // each},
+        "model": {
+            "hidden_size": hidden, "num_attention_heads": heads, "num_layers": layers,
+            "seq_length": table["sequence"], "max_position_embeddings": table["sequence"],
+        },
+        "parallel": {
+            "tensor_model_parallel_size": tensor, "pipeline_model_parallel_size": pipeline,
+            "sequence_parallel": (tensor > 1 and not table["recomputed"]) or None,
+            "use_distributed_optimizer": None if table["recomputed"] else True,
+        },
+        "megatron_args": RECOMPUTED if table["recomputed"] else OVERLAPPED,
+        "training": {
+            "micro_batch_size": micro, "global_batch_size": batch, "bf16": True, "train_iters": 1,
+            "lr": 1e-3,
+        },
+        "data": {"mock": True, "vocab_size": table["vocabulary"]},
+    })  # fmt: skip
+    where = layout.layout(config, each)
+    assert (where.world, where.tensor, where.pipeline) == (gpus, tensor, pipeline)
+    return Work(config.program, values_of(config, where), where, gpus // each, False, True)
+
+
+def steps() -> Iterator[tuple[str, site.StepTime, float]]:
+    """Each forecast, and the ms that the run took."""
+    for table in TABLES:
+        for row in table["rows"]:
+            done = fitting(table, row)
+            rates = costs.published(table["card"], done.precision)
+            found = site.step(done, rates, [])
+            assert found
+            assert done.shape
+            operations = done.shape.operations(done.batch) * (4 / 3 if table["recomputed"] else 1)
+            name = f"{table['card']} {row[0]}"
+            yield name, found, operations / row[5] / row[7] / 1e9
+
+
+STEPS = [*steps()]
+
+
+@pytest.mark.parametrize(("found", "ms"), [step[1:] for step in STEPS], ids=[s[0] for s in STEPS])
+def test_a_published_run_is_in_the_forecasts_range(found: site.StepTime, ms: float) -> None:
+    """On up to 6144 GPUs, of which no run of ours is."""
+    assert found.least <= ms <= found.most
+    assert found.most / found.least < 4  # wider ones say nothing
+
+
+def test_most_published_runs_are_within_a_fifth() -> None:
+    ratios = sorted(found.ms / ms for _, found, ms in STEPS)
+    assert 0.8 < median(ratios) < 1.2
+    assert sum(abs(ratio - 1) <= 0.2 for ratio in ratios) >= 0.8 * len(ratios), ratios
