@@ -18,9 +18,6 @@ UNUSUAL = re.compile(r"(?i)\b(?:told|tells?|telling|said)\b(?! apart)|\bfound of
 FIELD = re.compile(r"\bsaid: |\{(?:[^{}]|\{[^{}]*\})*\}|`[^`]*`")
 """Code in a text, and the name of a field."""
 
-LATER = ("tools/importing", "tools/tuning", "trainer/fast")
-"""Folders that haven't been rewritten yet."""
-
 IN_KEYS = ("stage.py", "compilers.py", "megatron_core_training_example.py")
 """Modules whose every letter is in the images' keys."""
 
@@ -45,7 +42,6 @@ def test_words_are_the_usual_ones(room: str) -> None:
         f"{path.relative_to(ROOT)}:{line}: {text}"
         for path in sorted((ROOT / "launcher" / room).rglob("*.py"))
         if path.name not in IN_KEYS
-        and not path.relative_to(ROOT / "launcher").as_posix().startswith(LATER)
         for line, text in unusual(path.read_text(encoding="utf-8"))
     ]
     assert found == []

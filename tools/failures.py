@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from itertools import groupby
 from pathlib import Path
@@ -28,7 +29,10 @@ Of several causes in a log, the first one is reported. A line marked with * coun
 other cause is in the log, since ranks also write it when another rank has failed. The table has
 what to do first; `launcher explain` prints all.
 """
-LONG = 10  # words
+FEWEST, LONG = 4, 10  # words
+FURTHER = re.compile(r", (?:or|which|where|since|as|so) |(?<![A-Z]): (?=[a-z])| \(")
+"""Where what comes after the first thing to do begins."""
+
 TABLE = "| what failed (since) | what to do first |\n|---|---|\n"
 
 
@@ -46,10 +50,18 @@ def _row(known: Failure) -> str:
 
 
 def _first(cure: str) -> str:
-    """What to try first of a cure; of a long one without the last alternative."""
+    """What to try first of a cure; of a long one without its alternatives and reasons."""
     clause = cure.partition("; ")[0]
-    head, _, other = clause.rpartition(", or ")
-    return head if head and len(clause.split()) > LONG and not {*other} & {*",):"} else clause
+    if len(clause.split()) <= LONG:
+        return clause
+    heads = (clause[: found.start()] for found in FURTHER.finditer(clause))
+    return next(filter(_is_whole, heads), clause)
+
+
+def _is_whole(head: str) -> bool:
+    """Whether a text of a few words leaves no bracket and no code open."""
+    pairs = all(head.count(left) == head.count(right) for left, right in ("()", "{}"))
+    return pairs and head.count("`") % 2 == 0 and len(head.split()) >= FEWEST
 
 
 if __name__ == "__main__":

@@ -5,11 +5,12 @@ from __future__ import annotations
 import argparse
 import os
 from argparse import Namespace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from launcher.base.errors import UsageError
 from launcher.base.screen import size
-from launcher.cli.command import actions, argument, call_action, command, flag, image, table
+from launcher.cli.command import actions, argument, call_action, command, count, flag, image, table
 from launcher.cli.data import TOKENIZER, TYPES, a_path
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 SOURCE = argument("source", "a run, or a folder with a checkpoint", "RUN|FOLDER")
 NAMED = (argument("--tokenizer-type", "where its own isn't known", choices=TYPES), *TOKENIZER[1:4])
 FORMATS = ("torch_dist", "mp_rank")
+ABOVE_0 = partial(count, least=1)
 BEHIND = "Optimizer states stay behind: training goes on from the weights alone."
 
 
@@ -28,12 +30,6 @@ def _size(text: str) -> int:
     if not 0.001 <= (number := float(text)) < float("inf"):
         raise argparse.ArgumentTypeError("at least 0.001")
     return int(number * 1e9)
-
-
-def _above_0(text: str) -> int:
-    if (number := int(text)) < 1:
-        raise argparse.ArgumentTypeError("at least 1")
-    return number
 
 
 TO = argument(
@@ -108,7 +104,7 @@ def _tell(done: Conversion, what: str) -> None:
 @command(
     argument("source", "a folder with config.json and safetensors", "FOLDER", type=a_path),
     TO,
-    argument("--make-vocab-size-divisible-by", "times TP (128)", "N", type=_above_0, default=128),
+    argument("--make-vocab-size-divisible-by", "times TP (128)", "N", type=ABOVE_0, default=128),
     epilog="Any layout of our own program and of Megatron's loads it.",
 )
 def import_(args: Namespace) -> int:
@@ -126,7 +122,7 @@ def import_(args: Namespace) -> int:
     TO,
     argument("--format", "mp_rank is a folder a rank", choices=FORMATS, required=True),
     *(
-        argument(f"--{kind}-model-parallel-size", "of mp_rank (1)", "N", type=_above_0, default=1)
+        argument(f"--{kind}-model-parallel-size", "of mp_rank (1)", "N", type=ABOVE_0, default=1)
         for kind in ("tensor", "pipeline", "expert")
     ),
     epilog=BEHIND,
@@ -163,7 +159,7 @@ def _prepare() -> None:
 @command(
     SOURCE,
     argument("text", "what it goes on from"),
-    argument("--tokens", "how many (32)", "N", type=_above_0, default=32),
+    argument("--tokens", "how many (32)", "N", type=ABOVE_0, default=32),
     flag("--ids", "the text is tokens' numbers, and so is what is printed"),
     image("TAG", "a row, or an image's full name", "--tag", default=None),
     argument("--gpus", "1, or 0 (the CPU)", "WHICH", default="0"),

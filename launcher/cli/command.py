@@ -114,6 +114,13 @@ def checkout(text: str) -> Path:
     return expanded(text).resolve()
 
 
+def count(text: str, least: int = 0) -> int:
+    """A whole number."""
+    if not text.isdecimal() or (number := int(text)) < least:
+        raise argparse.ArgumentTypeError(f"{text!r} isn't a whole number from {least} on")
+    return number
+
+
 def above_zero(text: str) -> float:
     """A number above zero, and no infinite one."""
     with suppress(ValueError):

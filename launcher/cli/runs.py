@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from argparse import Namespace
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from datetime import datetime, timezone, tzinfo
 from itertools import islice
@@ -23,6 +23,7 @@ from launcher.cli.command import (
     argument,
     call_action,
     command,
+    count,
     either,
     flag,
     shown,
@@ -114,21 +115,10 @@ def _pieces(log: BinaryIO) -> Iterator[bytes]:
     return iter(lambda: log.read(1 << 20), b"")
 
 
-def _number(what: str) -> Callable[[str], int]:
-    """A type of argparse's: a number of `what`."""
-
-    def parse(text: str) -> int:
-        if not text.isdecimal():
-            raise argparse.ArgumentTypeError(f"{text!r} isn't a number of {what}")
-        return int(text)
-
-    return parse
-
-
 @command(
     RUN,
     flag("--follow -f", "go on until the run ends"),
-    argument("--tail", "the last N lines, and with -f what comes", "N", type=_number("lines")),
+    argument("--tail", "the last N lines, and with -f what comes", "N", type=count),
     argument("--since", 'lines from 10m, 2h ago on, or from "2026-05-01 12:30" on', "T"),
 )
 def logs(args: Namespace) -> int:
@@ -223,7 +213,7 @@ def stacks(args: Namespace) -> int:
 @command(
     RUNS,
     flag("--now", "end them at once, without saving"),
-    argument("--grace", "seconds until it is killed", "S", type=_number("seconds")),
+    argument("--grace", "seconds until it is killed", "S", type=count),
 )
 def stop(args: Namespace) -> int:
     """Ask runs to save a checkpoint and end; remove what is left of ended ones."""

@@ -333,6 +333,23 @@ def test_a_loss_that_stands_still_ends_the_run(launchers: Launchers) -> None:
 
 @trains
 @pytest.mark.long
+def test_nodes_by_hand_save_to_one_folder(launchers: Launchers, tmp_path: Path) -> None:
+    """Only the first node's ranks knew the name: the others' shards stayed in a folder beside."""
+    launchers.env["GLOO_SOCKET_IFNAME"] = "lo"
+    nodes = (f"nodes.master_port={free_port()}", "nodes.master_addr=127.0.0.1", "nodes.count=2")
+    split = "parallel.tensor_model_parallel_size=2"
+    line = sets(split, "training.train_iters=2", "checkpoint.save=both", *nodes)
+    other = launchers.start(*line, "--node-rank", "1")
+    first = launchers(*line, "--node-rank", "0")
+    assert (first.returncode, other.wait(120)) == (0, 0), first.stderr
+    assert {path.name for path in (tmp_path / "both").glob("*")} >= {"iter_0000002"}
+    assert {path.name[:4] for path in tmp_path.glob("both/*/*.distcp")} == {"__0_", "__1_"}
+    assert not [*tmp_path.glob("both/*.partial")]
+    assert "newest checkpoint: " in first.stderr
+
+
+@trains
+@pytest.mark.long
 def test_nodes_by_hand_go_on_without_one_that_is_killed(
     launchers: Launchers, tmp_path: Path
 ) -> None:

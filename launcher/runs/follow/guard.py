@@ -172,13 +172,10 @@ def verdict(listeners: Sequence[Listener]) -> str:
 
 def diverged(listeners: Sequence[Listener]) -> str:
     """From where on a run's numbers were NaN to its end; "" where not, or where it is ignored."""
-    guards = [
-        one for one in listeners if isinstance(one, LossGuard) and one.wanted.on_nan != "ignore"
-    ]
-    alarm = next((one.lasting for one in guards if one.lasting), None)
-    return (
-        f"the loss or gradient was NaN from iteration {alarm.iteration} to the end" if alarm else ""
-    )
+    guards = (one for one in listeners if isinstance(one, LossGuard))
+    first = next((one.lasting for one in guards if one.wanted.on_nan != "ignore"), None)
+    why = "the loss or gradient was NaN from iteration {} to the end"
+    return why.format(first.iteration) if first else ""
 
 
 def settle(listeners: Sequence[Listener], found: Ending) -> str:

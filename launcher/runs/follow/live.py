@@ -82,14 +82,14 @@ def _parts(step: TrainingStep, state: LiveState) -> list[tuple[int, str]]:
     rates = state.rates
     tflops = rates.tflops_per_gpu if rates else step.reported_tflops_per_gpu
     share = f" ({rates.mfu:.1%})" if rates and rates.mfu is not None else ""
-    memory = state.memory_mib
+    memory, digits = state.memory_mib, ".1f" if (tflops or 0) >= 1 else ".2g"  # of a CPU's
     parts = [
         (0, f"iteration {step.iteration}/{step.train_iters}"),
         (1, _loss(step)),
         (2, state.warning),
         (3, pace(step.ms_per_step)),
         (5, f"{short(rates.tokens_per_s)} tokens/s" if rates else ""),
-        (6, f"{_tflops(tflops)} TFLOP/s{share}" if tflops is not None else ""),
+        (6, f"{tflops:{digits}} TFLOP/s{share}" if tflops is not None else ""),
         (4, f"ETA {duration(state.seconds_left)}" if state.seconds_left > 0 else ""),
         (7, f"mem {memory * MIB / 1e9:.1f} GB" if memory else ""),
     ]
@@ -106,11 +106,6 @@ def _loss(step: TrainingStep) -> str:
 def pace(ms: float) -> str:
     """A step's time: 82.1 ms/step, 12.3 s/step."""
     return f"{ms:.1f} ms/step" if ms < 10_000 else f"{ms / 1000:.1f} s/step"
-
-
-def _tflops(number: float) -> str:
-    """In tenths, but for a CPU's or a tiny model's, where there would be nothing of it."""
-    return f"{number:.1f}" if number >= 1 else f"{number:.2g}"
 
 
 def short(number: float) -> str:

@@ -109,10 +109,6 @@ def _tokenizer(option: str, kinds: str, problem: str, mend: str, fact: str = "")
     )
 
 
-def _interleaves(o: RuleInput) -> bool:
-    return o.has(*VIRTUAL) and o.where.pipeline > 1
-
-
 def _is_split(o: RuleInput) -> bool:
     """Whether a stage is several virtual ones; from 0.13 on, one is none."""
     layers, each = o.number("num_layers"), o.number(VIRTUAL[0])
@@ -191,7 +187,8 @@ RULES = (
     _splits(VIRTUAL[0], lambda o: True, "virtual stages need a pipeline"),
     *(_splits(option, _is_split, "one virtual stage is none") for option in VIRTUAL),
     # core/pipeline_parallel/schedules.py
-    OptionRule("global_batch_size", lambda o: _interleaves(o) and _ragged(o),
+    OptionRule("global_batch_size",
+         lambda o: o.has(*VIRTUAL) and o.where.pipeline > 1 and _ragged(o),
          "its micro-batches on each replica aren't divisible by the pipeline, which virtual stages "
          "need",
          "Set it to a multiple of micro-batch × replicas × pipeline, or leave "

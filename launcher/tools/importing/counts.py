@@ -29,7 +29,7 @@ RANKED = re.compile(r"\b(OMPI_|PMI|SLURM_PROCID|RANK|LOCAL_RANK|WORLD_SIZE)")
 
 
 def set_processes(sheet: Sheet, start: Start, around: ScriptContext) -> None:
-    """Set gpus, nodes and max_restarts; what can't be told is said with what is taken for it."""
+    """Set gpus, nodes and max_restarts; report what isn't known, and the value in its place."""
     given = dict[str, Word]()
     for name, word in as_pairs(start.starter, start.options):
         given[RENAMED.get(name, name)] = word
@@ -133,7 +133,7 @@ def _tell_difference(sheet: Sheet, asked: Word, what: str, key: str, count: int)
 
 
 def _whole(sheet: Sheet, word: Word | None, key: str, otherwise: int) -> int:
-    """The word as a whole number; what isn't one is told."""
+    """The word as a whole number; what isn't one is reported."""
     if word is None or word.text in ("gpu", "auto"):
         return otherwise
     if re.fullmatch(r"\d{1,6}", word.text) and not word.unknown:

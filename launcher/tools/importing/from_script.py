@@ -67,7 +67,7 @@ def import_script(
         asked = batch_lines(batch)
         if nodes:
             asked.counts["nodes"] = Word(str(nodes), 1)
-        if path.suffix in SUFFIXES:  # an operator tells torchrun, by PET_NNODES
+        if path.suffix in SUFFIXES:  # an operator sets torchrun's, by PET_NNODES
             asked.counts["operator"] = Word(str(nodes), 1)
         call = ScriptCall(text, whole, cwd, _beside(whole), arguments, "\n".join(called))
         recording = Recorder(call, machine(batch, asked, nodes, gpus), given, sandbox).record()

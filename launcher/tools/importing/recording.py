@@ -72,7 +72,7 @@ class ScriptMachine:
 
 @dataclass(frozen=True)
 class Recording:
-    """A script's commands in order, and what else is to be said of it."""
+    """A script's commands in order, and what else is to be reported."""
 
     commands: tuple[ScriptCommand, ...]
     told: tuple[Omission, ...] = ()
@@ -359,7 +359,7 @@ class Recorder:
         found = [n for n, row in rows if pattern.search(row) and not row.lstrip().startswith("#")]
         return max((n for n in found if n <= line), default=found[0] if found else line)
 
-    # What is said of a run
+    # What is reported of a run
 
     def _tell(self, line: int, what: str) -> None:
         self.told.append(Omission(line, what))

@@ -46,7 +46,7 @@ STANDINS = (
     "ip ifconfig ibstat modprobe sysctl tmux screen ls find cat jq head tail wc stat grep awk sed "
     "sort cut realpath readlink nc reboot shutdown crontab at"
 ).split()
-"""What has a stand-in: all that starts, copies, removes, or tells of the machine."""
+"""What has a stand-in: all that starts, copies, removes, or reports on the machine."""
 
 
 @dataclass(frozen=True)

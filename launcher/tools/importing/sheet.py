@@ -32,7 +32,7 @@ ORDER = ("name", "image", "program", "gpus", "nodes", "max_restarts")
 
 @dataclass
 class Sheet:
-    """The run file as it is filled: YAML texts by dotted key, and what is told."""
+    """The run file as it is filled: YAML texts by dotted key, and what is reported."""
 
     keys: dict[str, str] = field(default_factory=dict)
     megatron: dict[str, str] = field(default_factory=dict)

@@ -35,7 +35,7 @@ STEADY = 1.1
 """Two lines are alike where the greater is at most so many times the other."""
 
 ENOUGH = 4.0
-"""Seconds of steps after the first line, after which a run whose last two lines are alike has told
+"""Seconds of steps after the first line, after which two lines alike at the end show
 what it takes."""
 
 NEVER = 10**9
@@ -43,7 +43,7 @@ SILENCE = 600
 """Seconds after which a run that writes nothing is ended."""
 
 FEW, SURE = 1.03, 1.0
-"""Two lines that are so alike tell it after so many seconds."""
+"""Two lines that are so alike suffice after so many seconds."""
 
 WARM_UP = 4
 """Steps of a process that compile, warm up and capture: as trainer/fast/fast.py's `slow_steps`."""
@@ -163,7 +163,7 @@ class Runs:
         return found
 
     def _run(self, setting: Setting, until: float, more: Changes | None = None) -> Measurement:
-        """A run, ended once it has told what a step takes, and at the latest `until` then."""
+        """A run, ended once its log shows what a step takes, and at the latest `until` then."""
         argv = self._argv(setting, more or {})
         steps, mib, tail, ended = list[metrics.TrainingStep](), list[float](), list[str](), False
         began = time.monotonic()
@@ -211,7 +211,7 @@ class Runs:
         return [*argv, *(["--", *self.rest] if self.rest else [])]
 
     def shares(self, setting: Setting) -> dict[str, float]:
-        """What a setting's step goes to, the largest first; {} where a trace can't tell.
+        """What a setting's step goes to, the largest first; {} where a trace doesn't show it.
 
         Nor where no time is left for it.
         """
@@ -276,7 +276,7 @@ def _cause(sign: FailureSign) -> str:
 
 
 def _why(tail: Sequence[str], code: int) -> tuple[str, str]:
-    """Why a run took nothing: the known cause, or what the launcher said last; and a cure."""
+    """Why a run took nothing: the known cause, or the launcher's last line; and a cure."""
     found = explain([line.encode() for line in tail])
     said = [line.strip() for line in tail if line.startswith(("gpt: ", "launcher: "))]
     known = [_cause(sign) for sign in found.signs[:1]]

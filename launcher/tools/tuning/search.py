@@ -43,7 +43,7 @@ Predicted = Callable[[Setting], float | None]
 
 
 class SearchOver(Exception):
-    """Raised to end the search: its time is over, or more settings would tell nothing new."""
+    """Raised to end the search: its time is over, or more settings would show nothing new."""
 
 
 class Search:

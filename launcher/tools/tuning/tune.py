@@ -53,7 +53,7 @@ class TuneRequest:
 
 @dataclass(frozen=True)
 class TuneResult:
-    """What came of it: the run without `auto`, its fastest setting, and what to tell of all.
+    """What came of it: the run without `auto`, its fastest setting, and what to report of all.
 
     `tried` are the measurements, the fastest first.
     """
@@ -188,7 +188,7 @@ def tune(
     wanted: TuneRequest,
     progress: Progress,
 ) -> TuneResult:
-    """Search, and tell each measurement as it comes. Raises LauncherError where no setting ran."""
+    """Search, and report each measurement at once. Raises LauncherError where no setting ran."""
     ground = _ground(asked, chosen, wanted, dry=False)
     space, began = ground.space, time.monotonic()
     name = _name(asked, chosen, wanted, ground)

@@ -172,7 +172,7 @@ class DeviceAdam:
         self.hysteresis.masked_fill_(grows, scaler.hysteresis)
 
     def settle(self) -> int:
-        """The steps taken, told to Megatron's optimizer too, which a checkpoint is made of."""
+        """The steps taken, set in Megatron's optimizer too, which a checkpoint is made of."""
         steps = int(self.steps)
         for inner in self.inners:
             if type(inner.optimizer).__name__ in BY_GROUP:

@@ -154,7 +154,7 @@ def _has_triton() -> bool:
 
 @contextmanager
 def attention() -> Iterator[None]:
-    """cuDNN's attention first, where torch (2.6 and newer) can be told an order.
+    """cuDNN's attention first, where torch (2.6 and newer) takes an order.
 
     On an H100, it takes 224 µs forward and backward for GPT-2's heads, flash attention 279.
     """
@@ -248,7 +248,7 @@ class GraphedStep:
         return self._first() if part == "kernels" else self.body(self._batches())
 
     def _capture(self) -> None:
-        """Record a step, which does nothing yet; of ranks' own generators it has to be told."""
+        """Record a step, which does nothing yet; ranks' own generators are registered for it."""
         from megatron.core import tensor_parallel
 
         graph = memsets.graph()

@@ -12,6 +12,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -173,7 +174,7 @@ def save(
     `RunError` on a full or read-only disk; then nothing of it stays. So it does where another run
     has taken the folder over.
     """
-    mine = lineage.saver(os.environ)
+    mine = _saver(os.environ.get(lineage.HOLDER))
     partial = folders.partial(root, progress.iteration, mine)
     state = _sharded(parts, optimizer, is_loading=False)
     state.update(
@@ -204,7 +205,7 @@ def finish(folder: Path, queue: Any, *, wait: bool) -> bool:
     All ranks call this together; raises as `save`.
     """
     number = int(folder.name.rpartition("_")[2])
-    partial = folders.partial(folder.parent, number, lineage.saver(os.environ))
+    partial = folders.partial(folder.parent, number, _saver(os.environ.get(lineage.HOLDER)))
     with _cleared_up(str(folder.parent), partial):
         return bool(queue.maybe_finalize_async_calls(blocking=wait))
 
@@ -229,6 +230,13 @@ def _make(partial: Path, mine: lineage.LineageNote | None) -> None:
     folders.remove_partial(partial.parent)
     folders.make_room(partial)
     partial.mkdir(parents=True)
+
+
+@cache
+def _saver(_: str | None) -> lineage.LineageNote | None:
+    """Who all ranks save for: only the first node's runner says it. They call this together."""
+    note: lineage.LineageNote | None = _on_rank_0(lambda: lineage.saver(os.environ))
+    return note
 
 
 def _on_rank_0(work: Callable[[], Any]) -> Any:

@@ -86,17 +86,14 @@ def render(name: str, example: Example, matrix: Matrix) -> str:
 
 
 def _plan(name: str, example: Example, matrix: Matrix) -> Plan:
-    overrides = [Override(key, {key: _number(value)}) for key, value in example.options]
+    values = ((key, int(one) if one.isdigit() else one) for key, one in example.options)
+    overrides = [Override(key, {key: value}) for key, value in values]
     config, origin = source.load(str(source.PRESETS / example.preset), overrides)
     gpus = split(parse_gpus(config.gpus), config.nodes.count)
     facts = image.planned(config.image, matrix, origin.place)
     run = resolve(config, origin, facts, HERE, name, gpus=gpus)
     plan = make_plan(run, HERE, Stamp(name, ""))
     return replace(plan, mounts=tuple(map(_beside, plan.mounts)))
-
-
-def _number(value: str) -> str | int:
-    return int(value) if value.isdigit() else value
 
 
 def _beside(mount: Mount) -> Mount:

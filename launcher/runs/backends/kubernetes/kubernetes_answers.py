@@ -29,13 +29,8 @@ def _nodes(annotations: dict[str, str]) -> dict[str, str]:
     return annotations
 
 
-def _filled(value: Any) -> Any:
-    """Go's empty maps and lists are null."""
-    return {} if value is None else value
-
-
 Time = Annotated[str, AfterValidator(_time)]
-Strings = Annotated[dict[str, str], BeforeValidator(_filled)]
+Strings = Annotated[dict[str, str], BeforeValidator(lambda value: {} if value is None else value)]
 Number = Annotated[int, Field(ge=0, lt=1 << 31)]
 
 

@@ -1,6 +1,6 @@
 """Triton kernels between the matrix products of GPT-2's layers, forward and backward.
 
-All are [n, width] and contiguous unless said; statistics and partial sums are fp32.
+All are [n, width] and contiguous unless noted; statistics and partial sums are fp32.
 """
 
 from __future__ import annotations
