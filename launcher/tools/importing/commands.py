@@ -79,7 +79,7 @@ def twins_of(
 
 
 def differing_parts(
-    commands: Sequence[Command], others: Sequence[Command], *, lost: bool = True
+    commands: Sequence[ScriptCommand], others: Sequence[ScriptCommand], *, lost: bool = True
 ) -> list[set[int]]:
     """For each command the places of the parts that differ in another run.
 

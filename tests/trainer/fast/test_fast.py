@@ -572,6 +572,6 @@ print(max(float((a - b).abs().max()) for one in told for a, b in zip(one, told[-
 
 
 def test_a_loss_by_pieces_is_the_whole_loss() -> None:
-    """All logits at once were beside their gradient in memory: 9 GiB more of qwen3-0.6b at 32,768."""
+    """All logits at once lay beside their gradient: 9 GiB more of qwen3-0.6b at 32,768."""
     done = python("-c", PIECES)
     assert float(done.stdout or "nan") < 1e-5, done.stderr
