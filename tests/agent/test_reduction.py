@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import builtins
 import importlib
 import os
 import signal
 import socket
+import time
 from typing import Any
 
 import pytest
@@ -47,13 +49,28 @@ def test_nodes_that_reach_each_other_sum_up() -> None:
     assert together(3, look) == [[], [], []]
 
 
+@pytest.mark.long
+def test_torch_may_load_longer_than_the_sums_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From a busy file server it took more than the 30 s of both, and a sound node was refused."""
+
+    def load(name: str, *more: Any, **named: Any) -> Any:
+        if name == "torch" and not loaded:
+            loaded.append(name)
+            time.sleep(12)
+        return real(name, *more, **named)
+
+    loaded, real = list[str](), builtins.__import__
+    monkeypatch.setattr(builtins, "__import__", load)
+    assert together(2, lambda here: look(here, 10)) == [[], []]
+
+
 def test_a_node_that_is_held_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """The others wait for it inside of gloo, and say nothing by which it could be known."""
 
-    def held(node: int, *place: Any, cpu: bool) -> str:
+    def held(port: int, node: int, *place: Any, cpu: bool) -> str:
         if node == 1:
             os.kill(os.getpid(), signal.SIGSTOP)
-        return reduce(node, *place, cpu=cpu)
+        return reduce(port, node, *place, cpu=cpu)
 
     reduce = reduction._reduce
     monkeypatch.setattr(reduction, "_reduce", held)
@@ -65,10 +82,10 @@ def test_a_node_that_is_held_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_node_whose_process_is_killed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """As for want of memory: what the others say of it, they say of a connection."""
 
-    def killed(node: int, *place: Any, cpu: bool) -> str:
+    def killed(port: int, node: int, *place: Any, cpu: bool) -> str:
         if node == 2:
             os.kill(os.getpid(), signal.SIGKILL)
-        return reduce(node, *place, cpu=cpu)
+        return reduce(port, node, *place, cpu=cpu)
 
     reduce = reduction._reduce
     monkeypatch.setattr(reduction, "_reduce", killed)

@@ -33,7 +33,10 @@ from launcher.agent.ranks.rendezvous import (
 
 ELEMENTS, SECONDS, EACH_SECONDS, LONGEST = 1 << 18, 30.0, 1 / 40, 45.0
 """Of 4 bytes; and how long their sums may take, the start of NCCL or gloo included: with more for
-each node, as they find each other through the first one, and the whole look within a minute."""
+each node, as they find each other through the first one. It counts once all have loaded torch."""
+
+LOADING_SECONDS = 300.0
+"""In which each node loads torch: minutes where many read it from one file server at a time."""
 
 LIMIT = "LAUNCHER_ALL_REDUCE_SECONDS"
 """Set, that long."""
@@ -59,15 +62,20 @@ def look(
 
     why: why there is no sum, "" if there is; blamed: whether that is this node's own doing; host
     """
-    port = rendezvous.exchange(free_port(), lambda ports: ports[0])
     fork = multiprocessing.get_context("fork")
-    ours, theirs = fork.Pipe(duplex=False)
-    place = rendezvous.node, rendezvous.nodes, rendezvous.address, port, seconds
+    ours, theirs = fork.Pipe()
+    place = rendezvous.node, rendezvous.nodes, rendezvous.address, seconds
     process = fork.Process(target=_process, args=(theirs, place, variables, cpu, os.getpid()))
     process.start()
     theirs.close()
     try:
-        why, blamed = _heard(process, ours, rendezvous.stopped, seconds)
+        loading, stopped = LOADING_SECONDS, rendezvous.stopped
+        why, blamed = _heard(process, ours, stopped, loading, "torch isn't loaded")
+        port = rendezvous.exchange(free_port(), lambda ports: ports[0], loading + ROUND_SECONDS)
+        if not why:
+            with suppress(OSError):  # of a process that has ended since
+                ours.send(port)
+            why, blamed = _heard(process, ours, stopped, seconds, "no sum")
     finally:
         process.kill()
         process.join()
@@ -77,9 +85,9 @@ def look(
 
 
 def _heard(
-    process: Any, pipe: Connection, stopped: Callable[[], object], seconds: float
+    process: Any, pipe: Connection, stopped: Callable[[], object], seconds: float, late: str
 ) -> tuple[str, bool]:
-    """Why it came to no sum, "" if it did, and whether it is to blame. Raises StopWaiting."""
+    """Why it didn't get on, "" if it did, and whether it is to blame. Raises StopWaiting."""
     start = beat = time.monotonic()
     while (now := time.monotonic()) < start + seconds:
         if stopped():
@@ -96,12 +104,12 @@ def _heard(
             return "its process was killed", True
     if now - beat > SILENT_SECONDS:
         return f"its process is held, and has reported nothing for {now - beat:.0f} s", True
-    return f"no sum within {seconds:.0f} s", False
+    return f"{late} within {seconds:.0f} s", False
 
 
 def _process(
     pipe: Connection,
-    place: tuple[int, int, str, int, float],
+    place: tuple[int, int, str, float],
     variables: Mapping[str, str],
     cpu: bool,
     runner: int,
@@ -125,14 +133,17 @@ def _process(
 
     Thread(target=beat, daemon=True).start()
     try:
-        say(_reduce(*place, cpu=cpu))
+        import torch  # noqa: F401  # what takes long before the sums
+
+        say("")
+        say(_reduce(pipe.recv(), *place, cpu=cpu))
     except Exception as error:
         say(" ".join(str(error).split())[:300] or type(error).__name__)
     sys.stderr.flush()
     os._exit(0)  # what the runner has for its own end isn't this one's
 
 
-def _reduce(node: int, nodes: int, address: str, port: int, seconds: float, *, cpu: bool) -> str:
+def _reduce(port: int, node: int, nodes: int, address: str, seconds: float, *, cpu: bool) -> str:
     """Sum the nodes' numbers, all at once; what is wrong with the sums, "" for nothing."""
     import torch
     from torch import distributed
