@@ -27,9 +27,6 @@ from launcher.trainer.fast.split import (
 from launcher.trainer.gpt.layers import Attention, Parts
 from launcher.trainer.gpt.model import ModelKind
 
-PIECE = 1 << 30
-"""Bytes of logits at most that are made at a time."""
-
 KINDS = 64
 """Compilations of one function that torch keeps: before 2.5, each layer is one of its own."""
 
@@ -85,9 +82,8 @@ class LastProduct(CompiledColumn):
 class OutputLoss(torch.autograd.Function):
     """The output layer's product and its cross-entropy in fp32, [n], from x [n, h].
 
-    The loss's gradient is made while the logits are in the cache, a `PIECE` of them at a time: all
-    of them at once would be beside it in memory. A token's factor comes in after the products,
-    where it costs little.
+    The loss's gradient is made while the logits are in the cache, and takes their place: half the
+    memory. A token's factor comes in after the products, where it costs little.
     """
 
     @staticmethod
@@ -95,20 +91,15 @@ class OutputLoss(torch.autograd.Function):
         ctx: Any, x: torch.Tensor, weight: torch.Tensor, wanted: torch.Tensor
     ) -> torch.Tensor:
         """weight is [vocabulary, h], `wanted` int64 [n]."""
-        rows = 1 << max(1, PIECE // (len(weight) * x.element_size())).bit_length() - 1
-        numbers = torch.arange(len(weight), device=x.device)
-        losses, slopes = [], []
-        for some, tokens in zip(x.split(rows), wanted.unsqueeze(-1).split(rows), strict=True):
-            logits = (some @ weight.t()).float()
-            most = logits.amax(-1, keepdim=True)
-            shares = (logits - most).exp()
-            total = shares.sum(-1, keepdim=True)
-            chosen = logits.gather(-1, tokens)
-            one = (numbers == tokens).float()
-            slopes.append((shares / total - one).to(x.dtype))
-            losses.append((total.log() + most - chosen).squeeze(-1))
-        ctx.save_for_backward(x, weight, torch.cat(slopes))
-        return torch.cat(losses)
+        logits = (x @ weight.t()).float()
+        most = logits.amax(-1, keepdim=True)
+        shares = (logits - most).exp()
+        total = shares.sum(-1, keepdim=True)
+        chosen = logits.gather(-1, wanted.unsqueeze(-1))
+        numbers = torch.arange(weight.shape[0], device=x.device)
+        one = (numbers == wanted.unsqueeze(-1)).float()
+        ctx.save_for_backward(x, weight, (shares / total - one).to(x.dtype))
+        return (total.log() + most - chosen).squeeze(-1)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
