@@ -28,10 +28,10 @@ the margin of `fit.MARGIN` holds.
 WORKSPACE = 150 << 20
 """Bytes that a step in a CUDA graph keeps beside what is counted: bench/gpu/runs.yaml, on H100s."""
 
-STEPPED = 14
+STEPPED = 10
 """Bytes for each parameter of the largest buffer that the fast path's distributed optimizer steps,
-once activations are gone: new masters, moments and 16-bit weights. By the two runs of four H100s in
-bench/gpu/runs.yaml, each to 0.2 %; without that optimizer there was no such peak.
+once activations are gone: new masters, moments and 16-bit weights. By the three runs of four H100s
+in bench/gpu/runs.yaml, 0 to 3 % above them; without that optimizer there was no such peak.
 """
 
 FLASH = (8, 0)
@@ -273,7 +273,7 @@ def _bytes_of_token(
     heads, keys = size.heads * size.head, 2 * size.groups * size.head
     attention = heads + keys + heads  # queries, keys and values, context
     if program == model.GPT:  # it repeats grouped keys, and copies the context
-        attention = 5 * heads
+        attention = 5 * heads + (heads + keys // 2 if "qk_layernorm" in options else 0)
     inside = (attention + size.ffn * (3 if size.gated else 2)) * float(width)
     if _keeps_scores(program, options, capability):
         weights = 2 * width + 1 if _rate(options, "attention_dropout") else width
