@@ -274,7 +274,7 @@ class _Rank:
         heads, keys = size.heads * size.head, 2 * size.groups * size.head
         attention = heads + keys + heads  # queries, keys and values, context
         if self.program == model.GPT:  # it repeats grouped keys, and copies the context
-            attention = 5 * heads
+            attention = 5 * heads + (heads + keys // 2 if "qk_layernorm" in self.options else 0)
         inside = (attention + size.ffn * (3 if size.gated else 2)) * float(width)
         again = self.options.get("recompute_granularity") == "selective"  # of the scores alone
         if self.is_plain and not (again or "recompute_activations" in self.options):
