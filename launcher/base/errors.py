@@ -98,7 +98,8 @@ def nearest(word: str, known: list[str]) -> str:
 
     begun = [one for one in known if word and one.startswith(word)]
     alike = sorted((one for one in known if likeness(one)[0] >= 0.55), key=likeness)
-    close = begun[:1] or alike[-1:]
+    initials = "".join(part[:1] for part in word.split("_"))  # learning_rate: lr
+    close = begun[:1] or alike[-1:] or [one for one in known if one == initials]
     listed = ", ".join(known if len(known) <= MOST_LISTED else [*known[:MOST_LISTED], "…"])
     return f"Did you mean {close[0]!r}? Known: {listed}" if close else f"Known: {listed}"
 

@@ -364,6 +364,14 @@ def test_a_wrong_path_of_data_is_named_with_what_is_beside_it(tmp_path: Path) ->
     assert code == 2
     assert f"{tmp_path}/corpus." in err
     assert "Did you mean 'corpus_text_document'?" in err
+    (tmp_path / "corpus.jsonl").touch()
+    err = run(tmp_path, "mine.yaml", "--set", "data.path=corpus.jsonl")[2]
+    assert f"--set 'data.text=[{tmp_path}/corpus.jsonl]'" in err
+
+
+def test_the_long_name_of_a_key_that_has_initials_is_understood(tmp_path: Path) -> None:
+    err = run(tmp_path, "gpt2-tiny", "--dry-run", "--set", "training.learning_rate=1")[2]
+    assert "training.learning_rate: unknown key. Did you mean 'lr'?" in err
 
 
 def test_processes_are_given_to_run_as_to_resume(tmp_path: Path) -> None:

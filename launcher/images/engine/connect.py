@@ -174,7 +174,7 @@ def _remedy_none(failures: list[tuple[Endpoint, str]]) -> str:
     start = {
         "linux": "Start one: sudo systemctl start docker, or systemctl --user start podman.socket\n"
         "  (to install one on Debian or Ubuntu: sudo apt-get install docker.io).\n"
-        "  As root there, without installing anything, one runs for as long as this does:\n"
+        "  Or as root there, keep this command running: it starts an engine and installs nothing:\n"
         "    launcher engine",
         "darwin": "Start Docker Desktop, Colima (colima start) or Podman (podman machine start).",
     }.get(sys.platform, "Start Docker Desktop.")

@@ -17,7 +17,7 @@ from launcher.runs.plan.resolved import Resolved
 SPLIT = "969, 30, 1"
 """Upstream's default of --split, and ours."""
 
-TRAINING, EVALUATION, TEST = NAMES = ("training", "evaluation", "test")
+TRAINING, EVALUATION, _ = NAMES = ("training", "evaluation", "test")
 
 
 def shares(split: str) -> list[float]:
@@ -73,9 +73,8 @@ def without_empty(run: Resolved, documents: Sequence[int]) -> tuple[Resolved, li
         return run, []
     split = ",".join(f"{part:g}" for part in parts)
     told = " and ".join(dropped)
-    return run.with_split(split), [
-        f"data.split: {split}, as {told} would have no document, and isn't used"
-    ]
+    note = f"data.split: {split}: the program doesn't use {told}, which would have no document"
+    return run.with_split(split), [note]
 
 
 def check_splits(run: Resolved, datasets: Sequence[Dataset]) -> Iterator[Finding]:
@@ -87,31 +86,32 @@ def check_splits(run: Resolved, datasets: Sequence[Dataset]) -> Iterator[Finding
         parts = shares(_split(run))
     except ValueError:
         return
-    for data in datasets:
-        if data.documents is not None and any(parts):
-            found = [*_without(run, place, parts, data), *_short(run, place, parts, length, data)]
-            yield from found[:1]
+    counted = [data for data in datasets if data.documents is not None and any(parts)]
+    for data in counted:
+        empty = _without(run, place, parts, data, counted)
+        yield from [*empty, *_short(run, place, parts, length, data)][:1]
 
 
-def _without(run: Resolved, place: str, parts: Sequence[float], data: Dataset) -> Iterator[Finding]:
+def _without(
+    run: Resolved, place: str, parts: Sequence[float], data: Dataset, datasets: Sequence[Dataset]
+) -> Iterator[Finding]:
     """Splits that are used and have no document; training is, though its share be 0."""
     count = data.documents or 0
     for name, part, (begin, end) in zip(NAMES, parts, bounds(parts, count), strict=True):
         if name in used(run) and (part or name == TRAINING) and begin == end:
             yield Finding(
                 f"{place}: {data.prefix} has no document for {name}: {part:g} of {sum(parts):g} "
-                f"comes to none of its {count}",
+                f"parts of its {count} documents rounds to none",
                 "Megatron would hang, or end by SIGABRT, as it looks for the first sample.",
-                _mend(name, count),
+                _mend([each.documents or 0 for each in datasets]),
             )
 
 
-def _mend(name: str, documents: int) -> str:
-    """A split that has what is lacking."""
-    if name == TEST:
-        return "--set data.split=95,5,0 leaves the test out; or take more documents."
-    if documents > 1:
-        return "--set data.split=90,10,0, or more documents."
+def _mend(documents: Sequence[int]) -> str:
+    """A split by which training and evaluation get a document of each data file."""
+    for split in ("95,5,0", "90,10,0", "75,25,0", "50,50,0"):
+        if all(begin < end for n in documents for begin, end in bounds(shares(split), n)[:2]):
+            return f"--set data.split={split} (nothing for test), or more documents."
     return "--set data.split=100,0,0 --set logging.eval_iters=0, or more documents."
 
 

@@ -68,8 +68,7 @@ def missing(plan: Plan) -> list[str]:
 
 def require(plan: Plan) -> None:
     """Raises UsageError where something that the run reads isn't there."""
-    lacking = missing(plan)
-    if lacking:
+    if lacking := missing(plan):
         data = [one.source for one in plan.mounts if one.key == "data.path"]
         absent = (Path(source) for source in data if not os.path.exists(source))
         remedy = next((near_data(path.with_suffix("")) for path in absent), "")
@@ -78,6 +77,8 @@ def require(plan: Plan) -> None:
 
 def near_data(prefix: Path) -> str:
     """The remedy for data that isn't there: what else its folder has, the nearest name first."""
+    if prefix.is_file() and prefix.suffix not in (".bin", ".idx"):
+        return f"For text, use data.text in place of data.path: --set 'data.text=[{prefix}]'"
     near = sorted({path.stem for path in prefix.parent.glob("*.idx")} - {prefix.name})
     known = f" {nearest(prefix.name, near)}" if near else ""
     return f"data.path is the path without .bin and .idx.{known}"

@@ -166,24 +166,21 @@ def _model(config: RunConfig, where: Layout, release: str | None) -> Iterator[Br
     """core/transformer/transformer_config.py, attention.py; core/tensor_parallel/layers.py"""
     model = config.model
     heads, groups, layers = model.num_attention_heads, model.num_query_groups, model.num_layers
+    tensor, pipeline = (f"parallel.{each}_model_parallel_size" for each in ("tensor", "pipeline"))
     if heads and heads % where.tensor:
-        yield _indivisible("parallel.tensor_model_parallel_size", where.tensor, "heads", heads)
+        yield _indivisible(tensor, where.tensor, "heads", heads)
     shared = config.program != "gpt" and series.has(release, "TP shares query groups")
     if groups and groups % where.tensor and not (shared and where.tensor % groups == 0):
-        key = "parallel.tensor_model_parallel_size"
-        yield _indivisible(key, where.tensor, "query groups", groups)
+        yield _indivisible(tensor, where.tensor, "query groups", groups)
     if heads and groups and heads % groups:
         yield _indivisible("model.num_query_groups", groups, "heads", heads)
     ffn = model.ffn_hidden_size
     if ffn and ffn % where.tensor:
-        key = "parallel.tensor_model_parallel_size"
-        yield _indivisible(key, where.tensor, "hidden units of the MLP", ffn)
+        yield _indivisible(tensor, where.tensor, "hidden units of the MLP", ffn)
     if model.hidden_size and heads and not model.kv_channels and model.hidden_size % heads:
         yield _indivisible("model.num_attention_heads", heads, "hidden units", model.hidden_size)
     if layers and layers % where.pipeline and not _uneven(config):
-        yield _indivisible(
-            "parallel.pipeline_model_parallel_size", where.pipeline, "layers", layers
-        )
+        yield _indivisible(pipeline, where.pipeline, "layers", layers)
     virtual = config.parallel.num_layers_per_virtual_pipeline_stage
     if layers and virtual and layers % where.pipeline == 0 and layers // where.pipeline % virtual:
         key = "parallel.num_layers_per_virtual_pipeline_stage"
@@ -281,7 +278,7 @@ def _indivisible(key: str, parts: int, what: str, whole: int) -> BrokenRule:
     return BrokenRule(
         key,
         f"{whole} {what} aren't divisible by {parts}",
-        f"Nearest that work: {listed(divisors_near(whole, parts))}.",
+        f"Nearest values of {key} that work: {listed(divisors_near(whole, parts))}.",
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from itertools import pairwise
 
@@ -48,7 +49,7 @@ def test_a_split_without_a_document_that_nothing_uses_is_dropped(
     """Megatron looked for the first sample of it for ever."""
     run, (note,) = splits.without_empty(resolved(*sets), documents)
     assert run.values["split"] == run.config.data.split == split
-    assert note.endswith(" would have no document, and isn't used")
+    assert note.endswith(", which would have no document")
     before = splits.bounds(splits.shares("949,50,1"), 320)
     assert splits.bounds(splits.shares("949,51,0"), 320)[:2] == before[:2]
 
@@ -70,11 +71,11 @@ def test_what_stands_behind_two_dashes_stays() -> None:
 @pytest.mark.parametrize(
     ("sets", "documents", "what", "mend"),
     [
-        (("data.split='10,90,0'",), 3, "no document for training: 10 of 100", "90,10,0"),
-        (("data.split='0,100,0'",), 300, "no document for training: 0 of 100", "90,10,0"),
+        (("data.split='10,90,0'",), 3, "no document for training: 10 of 100", "75,25,0"),
+        (("data.split='0,100,0'",), 300, "no document for training: 0 of 100", "95,5,0"),
         ((), 1, "no document for evaluation: 50 of 1000", "logging.eval_iters=0"),
-        (("data.split='98,1,1'",), 20, "no document for evaluation: 1 of 100", "90,10,0"),
-        (UPSTREAM, 320, "no document for test: 1 of 1000 comes to none of its 320", "95,5,0"),
+        (("data.split='98,1,1'",), 20, "no document for evaluation: 1 of 100", "95,5,0"),
+        (UPSTREAM, 320, "no document for test: 1 of 1000 parts of its 320 documents", "95,5,0"),
     ],
 )
 def test_a_split_without_a_document_that_is_used_is_refused_by_name(
@@ -84,3 +85,16 @@ def test_a_split_without_a_document_that_is_used_is_refused_by_name(
     data = Dataset("/d", "", 10**6, 9, documents)
     (finding,) = splits.check_splits(resolved(*sets), [data])
     assert (what in finding.what, mend in finding.mend, finding.refuse) == (True, True, True)
+
+
+@pytest.mark.parametrize("program", [(), UPSTREAM])
+@pytest.mark.parametrize("documents", [(1,), (2,), (3,), (4,), (5,), (8,), (15,), (320, 2)])
+def test_the_split_that_a_refusal_offers_works(
+    documents: tuple[int, ...], program: tuple[str, ...]
+) -> None:
+    """For two documents it offered 90,10,0, and refused that with the same words."""
+    files = [Dataset("/d", "", 10**6, 9, count) for count in documents]
+    first, *_ = splits.check_splits(resolved(*program, "data.split='0,100,0'"), files)
+    split, *more = re.findall(r"--set (\S+=[\d,]*\d)", first.mend)
+    key, _, value = split.partition("=")
+    assert [*splits.check_splits(resolved(*program, f"{key}='{value}'", *more), files)] == []
