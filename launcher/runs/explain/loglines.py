@@ -45,8 +45,10 @@ NODE = re.compile(r"^(node-\d+) \| |^([A-Za-z][\w.-]*):\d+:\d+ \[\d+\]|\bON (\S+
 TIME = re.compile(r"\b(?:\d{4}-\d\d-\d\d[T ])?\d\d:\d\d:\d\d(?:[.,]\d+)?\b")
 
 OLD_WARNING = re.compile(r"(\b\w+\.(?:cc|cu|h):\d+) WARN ")
-IGNORED = ("Exception ignored in", "Error in atexit.")
-"""Python's words before an exception that ends nothing."""
+IGNORED = re.compile(
+    r"Exception ignored in|Error in atexit\.|(?:WARNING\S*[: ]+)?A matching Triton is not available"
+)
+"""The words of Python, or of xFormers, before an exception that ends nothing."""
 
 LAST_ERROR = "Last error:"
 WARNS = "NCCL WARN "
@@ -165,7 +167,7 @@ def by_source(lines: list[Words]) -> list[Words]:
         goes_on = ignored and line.text.startswith((" ", "Traceback"))
         if ignored and not goes_on and "killed by signal" not in line.text:
             ordered[index] = line._replace(text="")
-        ignored = goes_on or line.text.startswith(IGNORED)
+        ignored = goes_on or bool(IGNORED.match(line.text))
     for index, (before, line) in enumerate(pairwise(ordered), start=1):
         if before.text.strip() == LAST_ERROR and not line.text.startswith(WARNS):
             ordered[index] = Words(line.number, line.raw, WARNS + line.text, line.source)
