@@ -329,7 +329,8 @@ class Recorder:
         names = ["", "SLURM_JOB_ID", "DATE", "GPUS", "HOST", *sorted(world.numeric), *self.names]
         names.append("OUT")
         tried = [(name, world.second) for name in list(dict.fromkeys(names))[:MOST_NAMES]]
-        for name, count in dict.fromkeys([*tried, *((one, LARGE) for one in sorted(world.numeric))]):
+        tried += [(name, LARGE) for name in sorted(world.numeric)]
+        for name, count in dict.fromkeys(tried):
             if not open_ - {*causes}:
                 break
             # The same world once more, first: what differs then isn't the same each time.

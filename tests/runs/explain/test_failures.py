@@ -77,7 +77,13 @@ FETCH = "fatal: Could not read from remote repository."
         ('  File "/x/site-packages/torch/nn/modules/module.py", line 1709, in __getattr__\n'
          "    raise AttributeError(\nAttributeError: 'MyNet' object has no attribute 'layer'", ""),
         (f"train.sh: line 3: module: command not found\n{MEMORY}", "GPU memory is out"),
-        (f"bash: line 3: nvcc: command not found\n{MEMORY}", "GPU memory is out"),
+        (f"bash: line 3: ninja: command not found\n{MEMORY}", "GPU memory is out"),
+        ("bash: line 3: nvidia-smi: command not found\nFrobnicateError: upside down", ""),
+        ("/usr/bin/ld: cannot find -lcufile\n/usr/bin/ld: cannot find -laio\n"
+         "collect2: error: ld returned 1 exit status\nFrobnicateError: upside down", ""),
+        ("slurm_load_jobs error: Socket timed out on send/recv operation\n"
+         f"slurmstepd: error: task/cgroup: unable to add task[pid=1] to memory cg\n{MEMORY}",
+         "GPU memory is out"),
         (f"OSError: [Errno 16] Device or resource busy: '/tmp/.nfs01'\n{MEMORY}",
          "GPU memory is out"),
         ("  Warning  FailedMount  2s  kubelet  Unable to attach or mount volumes: timed out\n"

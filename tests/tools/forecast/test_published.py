@@ -99,7 +99,8 @@ def test_a_card_that_nobody_published_runs_of_has_a_wider_range(card: str, wider
     done = fitting(TABLES[1], TABLES[1]["rows"][0])
     rates = costs.published(card, done.precision)
     found = site.step(done, rates, [])
-    assert found and found.cost
+    assert found
+    assert found.cost
     assert costs.kind(done, found.cost) == costs.BUSY
     assert ("a prediction" in found.source) is wider
 
