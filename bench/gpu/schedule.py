@@ -28,7 +28,10 @@ import yaml
 
 from launcher.runs.records import metrics
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).resolve().parent
+ROOT = str(HERE.parents[1])
+"""For PYTHONPATH: a job starts in a folder of its own."""
+
 UPSTREAM = "pretrain_gpt.py"
 MARK = "SCHEDULED_JOB"
 """A variable of all processes of a job: its name."""
@@ -211,6 +214,7 @@ class Schedule:
 
     def _env(self, job: Job, cards: list[str]) -> dict[str, str]:
         own = {MARK: job.name, "LAUNCHER_RUNS": f"{self.values['work']}/{job.name}/runs"}
+        own["PYTHONPATH"] = os.pathsep.join(filter(None, (ROOT, os.environ.get("PYTHONPATH"))))
         return os.environ | own | {"CUDA_VISIBLE_DEVICES": ",".join(cards)}
 
     def _begin(self, job: Job) -> None:
@@ -345,11 +349,14 @@ def main() -> None:
     jobs = load(given.list, [word for word in given.only.split(",") if word])
     values = {
         "work": str((given.work or given.to / "work").resolve()),
-        "text": given.text,
-        "upstream": given.source,
+        "text": given.text and os.path.abspath(given.text),
+        "upstream": given.source and os.path.abspath(given.source),
     }
     if given.forecast:
         return forecasts(jobs, given.forecast, values)
+    for job in jobs:
+        if (there := Path(values["work"], job.name)).exists():
+            parser.error(f"{there} is of an earlier time: give another --to or --work")
     given.to.mkdir(parents=True, exist_ok=True)
     made = Schedule(jobs, given.gpus.split(","), given.to.resolve(), values, given.cpu)
     made.run(given.seconds)

@@ -8,7 +8,6 @@ from itertools import pairwise
 from typing import NamedTuple
 
 LONGEST_QUOTE = 160
-
 MOST_PREFIXES = 8
 """Before a line's words; what has more is prose."""
 
@@ -18,7 +17,7 @@ PREFIX = re.compile(
         | \[\d+,\d+\]<std(?:out|err)>:                              # mpirun
         | \d{1,5}:(?=\ )                                            # srun --label
         | node-\d+\ \|                                              # ours
-      | (?!(?:slurm|srun|python|docker|podman)[\w.-]*:|\S*\.so\b)  # pdsh: a node's name
+      | (?!(?:slurm|srun|python|docker|podman|collect2|cc1)[\w.-]*:|\S*\.so\b)  # pdsh: a node
         (?:\d{1,3}(?:\.\d{1,3}){3}|[a-z][a-z\d-]*\d(?:\.[a-z\d-]+)*):(?=\ \S)
         | \((?:raylet|[\w.:]*\ ?pid=\d+)[^)]*\) )                   # Ray
     | [A-Za-z<][\w.<>-]*:\d+:\d+\ \[\d+\]                           # NCCL
@@ -45,9 +44,10 @@ NODE = re.compile(r"^(node-\d+) \| |^([A-Za-z][\w.-]*):\d+:\d+ \[\d+\]|\bON (\S+
 TIME = re.compile(r"\b(?:\d{4}-\d\d-\d\d[T ])?\d\d:\d\d:\d\d(?:[.,]\d+)?\b")
 
 OLD_WARNING = re.compile(r"(\b\w+\.(?:cc|cu|h):\d+) WARN ")
-IGNORED = ("Exception ignored in", "Error in atexit.")
-"""Python's words before an exception that ends nothing."""
-
+IGNORED = re.compile(
+    r"Exception ignored|Error in atexit|.{0,24}matching Triton|\S*ld: cannot find -l(?:aio|cufile)"
+)
+"""The words of Python, xFormers and DeepSpeed's probes before an error that ends nothing."""
 LAST_ERROR = "Last error:"
 WARNS = "NCCL WARN "
 """NCCL's warning; torch repeats the last one, whatever NCCL_DEBUG is, in a line of its own."""
@@ -141,8 +141,7 @@ def parse(number: int, raw: str) -> Words:
     """The words of a line, and its source: the rank or node that a prefix names, "" for none."""
     at, source = 0, ""
     for _ in range(MOST_PREFIXES):
-        match = PREFIX.match(raw, at)
-        if match is None or match.end() == at:
+        if not (match := PREFIX.match(raw, at)) or match.end() == at:
             break
         at, source = match.end(), source + (match["rank"] or "")
     text = raw[at + 1 :] if raw[at : at + 1] == " " else raw[at:]
@@ -160,12 +159,13 @@ def by_source(lines: list[Words]) -> list[Words]:
     for line in lines:
         groups.setdefault(line.source, []).append(line)
     ordered = [line for group in groups.values() for line in group]
-    ignored = False
+    ignored, source = False, ""
     for index, line in enumerate(ordered):
+        ignored, source = ignored and line.source == source, line.source
         goes_on = ignored and line.text.startswith((" ", "Traceback"))
         if ignored and not goes_on and "killed by signal" not in line.text:
             ordered[index] = line._replace(text="")
-        ignored = goes_on or line.text.startswith(IGNORED)
+        ignored = goes_on or bool(IGNORED.match(line.text))
     for index, (before, line) in enumerate(pairwise(ordered), start=1):
         if before.text.strip() == LAST_ERROR and not line.text.startswith(WARNS):
             ordered[index] = Words(line.number, line.raw, WARNS + line.text, line.source)

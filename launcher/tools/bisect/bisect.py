@@ -20,7 +20,7 @@ from launcher.base.screen import Progress, duration
 from launcher.base.settings import settings
 from launcher.images.matrix.load import load_matrix
 from launcher.runs.backends import backend
-from launcher.runs.records import record
+from launcher.runs.records import owner, record
 from launcher.runs.runfile.source import Override
 from launcher.tools.bisect import axes, checkouts, ends, search
 from launcher.tools.bisect.axes import COMMIT, RELEASE, Axis, Differences
@@ -83,7 +83,7 @@ class Bisect:
         Where another process is at the same, this one waits, and then knows its trials.
         """
         end = self.differences.end
-        with files.folder_lock(record.folder(self.name)):
+        with files.folder_lock(record.folder(self.name)), owner.following(self.name):
             self._load()
             try:
                 if self.judge.compares:

@@ -155,7 +155,7 @@ class Prediction:
             least, most = costs.OFF[kind]
             yield (
                 f"such predictions were {least:.2f} to {most:.2f} of what runs on H100s and H200s "
-                "took, two at most; other cards weren't measured"
+                f"took, {costs.MOST_MEASURED} at most; other cards weren't measured"
             )
 
 

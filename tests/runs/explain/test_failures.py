@@ -57,6 +57,49 @@ def test_a_text_beside_it_is_not_taken_for_it(name: str) -> None:
     assert name not in [sign.failure.name for sign in named(BESIDE[name])]
 
 
+MEMORY = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
+FETCH = "fatal: Could not read from remote repository."
+
+
+@pytest.mark.parametrize(
+    ("text", "first"),
+    [
+        (f"git@github.com: Permission denied (publickey).\n{FETCH}", ""),
+        (f"Host key verification failed.\n{FETCH}", ""),
+        (f"ssh: connect to host github.com port 22: Connection timed out\n{FETCH}", ""),
+        ("curl: (6) Could not resolve host: huggingface.co", ""),
+        ("srun: fatal: Can not execute ./train.sh", ""),
+        ("srun: fatal: Could not establish a configuration source",
+         "Slurm's controller doesn't answer"),
+        ("INFO Unable to connect to the server: metrics are kept offline", ""),
+        ("AttributeError: partially initialized module 'random' has no attribute 'seed' "
+         "(most likely due to a circular import)", ""),
+        ('  File "/x/site-packages/torch/nn/modules/module.py", line 1709, in __getattr__\n'
+         "    raise AttributeError(\nAttributeError: 'MyNet' object has no attribute 'layer'", ""),
+        (f"train.sh: line 3: module: command not found\n{MEMORY}", "GPU memory is out"),
+        (f"bash: line 3: ninja: command not found\n{MEMORY}", "GPU memory is out"),
+        ("bash: line 3: nvidia-smi: command not found\nFrobnicateError: upside down", ""),
+        ("/usr/bin/ld: cannot find -lcufile\n/usr/bin/ld: cannot find -laio\n"
+         "collect2: error: ld returned 1 exit status\nFrobnicateError: upside down", ""),
+        ("slurm_load_jobs error: Socket timed out on send/recv operation\n"
+         f"slurmstepd: error: task/cgroup: unable to add task[pid=1] to memory cg\n{MEMORY}",
+         "GPU memory is out"),
+        (f"OSError: [Errno 16] Device or resource busy: '/tmp/.nfs01'\n{MEMORY}",
+         "GPU memory is out"),
+        ("  Warning  FailedMount  2s  kubelet  Unable to attach or mount volumes: timed out\n"
+         f"{MEMORY}", "GPU memory is out"),
+        ("A matching Triton is not available, some optimizations will not be enabled.\n"
+         f"Error caught was: No module named 'triton'\n{MEMORY}", "GPU memory is out"),
+        ("WARNING:xformers:A matching Triton is not available, some optimizations will not be "
+         "enabled\nTraceback (most recent call last):\n    import triton\n"
+         f"ModuleNotFoundError: No module named 'triton'\n{MEMORY}", "GPU memory is out"),
+    ],
+)  # fmt: skip
+def test_a_text_near_a_row_is_not_taken_for_it(text: str, first: str) -> None:
+    """What is of git, of a download or of the user's own code, and what ends no run."""
+    assert "".join(sign.failure.name for sign in named(text)[:1]) == first
+
+
 @pytest.mark.parametrize(
     ("name", "says"), [(known.name, says) for known in failures.table() for says in known.says]
 )

@@ -18,6 +18,7 @@ from launcher.runs.explain.loglines import MOST_PREFIXES, by_source, parse
         ("worker-2: ValueError: no", "ValueError: no", "worker-2:"),
         ("10.0.0.7: bash: line 0: cd: /x: no", "bash: line 0: cd: /x: no", "10.0.0.7:"),
         ("slurmstepd-n1: error: no", "slurmstepd-n1: error: no", ""),
+        ("collect2: error: ld", "collect2: error: ld", ""),
         ("libx.so.1: cannot open", "libx.so.1: cannot open", ""),
         ("[1,5]<stderr>: ValueError: no", "ValueError: no", "[1,5]<stderr>:"),
         ("(WorkerDict pid=99, ip=10.0.0.2) ValueError: no", "ValueError: no",
@@ -73,3 +74,16 @@ def test_the_lines_of_each_rank_come_together() -> None:
     lines = ["[rank0]: a", "[rank1]: x", "[rank0]: b", "[rank1]: y"]
     read = by_source([parse(number, line) for number, line in enumerate(lines, start=1)])
     assert [(line.number, line.text) for line in read] == [(1, "a"), (3, "b"), (2, "x"), (4, "y")]
+
+
+def test_an_ignored_exception_of_a_rank_empties_no_line_of_another() -> None:
+    """The only error of rank 1 was gone."""
+    lines = [
+        "[rank0]: Exception ignored in: <f>",
+        "[rank1]: ValueError: no",
+        "[rank0]: KeyError: 1",
+    ]
+    read = by_source([parse(number, line) for number, line in enumerate(lines, start=1)])
+    assert [line.text for line in read] == ["Exception ignored in: <f>", "", "ValueError: no"]
+    alone = by_source([parse(number, line) for number, line in enumerate(lines[:2], start=1)])
+    assert alone[-1].text == "ValueError: no"

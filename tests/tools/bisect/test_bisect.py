@@ -14,9 +14,9 @@ from launcher.base import files
 from launcher.base.errors import UsageError
 from launcher.base.screen import Progress
 from launcher.cli import main
-from launcher.runs.records import record
+from launcher.runs.records import record, runs
 from launcher.runs.runfile import source
-from launcher.tools.bisect import bisect, checkouts, ends, report, trial
+from launcher.tools.bisect import bisect, checkouts, ends, kept, report, trial
 from launcher.tools.bisect.axes import Candidate
 from launcher.tools.bisect.bisect import BisectRequest, NothingFoundError
 from launcher.tools.bisect.judge import Judge, TrialOutcome
@@ -111,6 +111,22 @@ def test_its_folder_is_pruned_unless_somebody_is_at_it(
     assert main(["runs", "prune", "--state", "finished"]) == 0
     assert sorted(path.name for path in folder.parent.glob("bisect*")) == ["bisect-of-mine"]
     assert folder.name in capsys.readouterr().out
+
+
+def test_one_that_began_since_prune_listed_it_stays(
+    trials: Trials, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its folder went from under it."""
+    listed, freed = found() and [*kept.summaries()], list[int | None]()
+    tried = trials.__call__
+
+    def pruned(*given: Any) -> TrialOutcome:
+        freed.extend(map(runs.prune, listed))
+        return tried(*given)
+
+    monkeypatch.setattr(trial.ShortRun, "__call__", pruned)
+    found(replace(REQUEST, fresh=True))
+    assert {*freed} == {None}
 
 
 def test_a_line_that_was_cut_off_is_tried_again(trials: Trials) -> None:

@@ -91,6 +91,20 @@ def test_a_published_run_is_in_the_forecasts_range(found: site.StepTime, ms: flo
     assert found.most / found.least < 4  # wider ones say nothing
 
 
+@pytest.mark.parametrize(
+    ("card", "wider"), [("h100-80gb", False), ("a100-80gb", False), ("h200", True), ("b200", True)]
+)
+def test_a_card_that_nobody_published_runs_of_has_a_wider_range(card: str, wider: bool) -> None:
+    """Any card's was as narrow as an H100's, where the host keeps up."""
+    done = fitting(TABLES[1], TABLES[1]["rows"][0])
+    rates = costs.published(card, done.precision)
+    found = site.step(done, rates, [])
+    assert found
+    assert found.cost
+    assert costs.kind(done, found.cost) == costs.BUSY
+    assert ("a prediction" in found.source) is wider
+
+
 def test_most_published_runs_are_within_a_fifth() -> None:
     ratios = sorted(found.ms / ms for _, found, ms in STEPS)
     assert 0.8 < median(ratios) < 1.2

@@ -308,6 +308,8 @@ def test_a_start_is_found_however_it_is_written(start: str) -> None:
         ('[ -n "$A" ] && B=3', "", "A is taken as not set"),
         ("[ -f /x/y ] && B=3", "", "/x/y is taken as not there"),
         (". /no/file.sh", "", "1: /no/file.sh isn't here: what it sets isn't known"),
+        ("", "--seed $((24 % N))", "2: to be given: N (training.seed)"),
+        ("# a.py --save $OLD", '--save ""', "2: --save : checkpoint.save doesn't take it"),
         ("A= # fill in", "--save $A", "2: to be given: A (checkpoint.save)"),
         ('A="your data path"', "--data-path $A", "2: to be given: your data path (data.path)"),
         ("N='Your rank'", "--seed $((N * 2))", "2: to be given: Your rank (training.seed)"),

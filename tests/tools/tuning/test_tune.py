@@ -55,7 +55,9 @@ def test_a_plan_is_for_a_card_that_is_not_here(capsys: pytest.CaptureFixture[str
     assert times == sorted(times)
     assert times[-1] > 10 * times[0]
     assert re.fullmatch(r"micro_batch_size 16: bound by the \w+", bound)
-    assert re.match(r"such predictions were 0\.\d+ to 1\.\d+ of what runs on H100s", off)
+    assert re.match(
+        r"such predictions were 0\.\d+ to 1\.\d+ of what runs on H100s and H200s took, 4", off
+    )
     asked[asked.index("H100 80GB HBM3")] = "X1"
     assert cli.main(asked) == 2
     assert "nothing is published here of X1" in capsys.readouterr().err
