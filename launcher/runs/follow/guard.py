@@ -136,11 +136,8 @@ class LossGuard:
 
 
 def _learns(step: TrainingStep) -> bool:
-    """Whether the weights are numbers: a gradient is, or the loss where NaN was a skipped step's.
-
-    Where it doesn't clip, Megatron's norm of the gradient is 0.
-    """
-    if step.grad_norm:
+    """Whether the weights are numbers: a gradient is, or the loss where a skipped step had NaN."""
+    if step.grad_norm:  # Megatron's is 0 where it doesn't clip
         return isfinite(step.grad_norm)
     return bool(step.nan) and step.loss is not None and isfinite(step.loss)
 
@@ -177,9 +174,8 @@ def guarding(
 
 def verdict(listeners: Sequence[Listener]) -> str:
     """What a guard among the listeners has ended the run for, "" where none has."""
-    return next(
-        (str(one.alarm) for one in listeners if isinstance(one, LossGuard) and one.alarm), ""
-    )
+    alarms = (one.alarm for one in listeners if isinstance(one, LossGuard))
+    return next((str(alarm) for alarm in alarms if alarm), "")
 
 
 def diverged(listeners: Sequence[Listener]) -> str:
