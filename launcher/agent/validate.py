@@ -17,7 +17,6 @@ import inspect
 import json
 import os
 import sys
-import tempfile
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from types import SimpleNamespace
@@ -51,7 +50,7 @@ def main(argv: Sequence[str]) -> None:
 
 def verdict(argv: Sequence[str], world_size: int, capability: tuple[int, int]) -> dict[str, str]:
     """What the program says of `argv`, which begins with the program."""
-    with tempfile.TemporaryFile("w+") as said:  # with a descriptor, which faulthandler asks for
+    with os.fdopen(os.memfd_create("said"), "w+") as said:  # faulthandler asks for a descriptor
         try:
             with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
                 _describe(world_size, capability)

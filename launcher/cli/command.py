@@ -162,13 +162,7 @@ def shown(args: Namespace) -> OutputDetail:
     """How much of a run is shown."""
     from launcher.runs.follow.live import OutputDetail
 
-    return (
-        OutputDetail.QUIET
-        if args.quiet
-        else OutputDetail.WHOLE
-        if args.verbose
-        else OutputDetail.USUAL
-    )
+    return OutputDetail["QUIET" if args.quiet else "WHOLE" if args.verbose else "USUAL"]
 
 
 def table(rows: Sequence[tuple[str, ...]]) -> str:

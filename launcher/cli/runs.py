@@ -257,10 +257,7 @@ def exec(args: Namespace) -> int:
     return subprocess.run(words, env=chosen.environment()).returncode
 
 
-@command(
-    RUNS,
-    argument("--output -o", "default: %(default)s", "FILE", default="plot.png"),
-)
+@command(RUNS, argument("--output -o", "default: %(default)s", "FILE", default="plot.png"))
 def plot(args: Namespace) -> int:
     """Draw loss and throughput of runs into one PNG."""
     from launcher.base.settings import expanded

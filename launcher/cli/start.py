@@ -177,12 +177,7 @@ def resume(args: Namespace) -> int:
     return _start(args, asked, chosen, notes)
 
 
-@command(
-    RUN,
-    flag("--force", "run it even where something isn't the same"),
-    *DRY,
-    *FOLLOWED,
-)
+@command(RUN, flag("--force", "run it even where something isn't the same"), *DRY, *FOLLOWED)
 def rerun(args: Namespace) -> int:
     """Repeat a run exactly, or say what is no longer the same."""
     from launcher.runs.backends import backend

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import importlib
+import multiprocessing
 import os
 import signal
 import socket
@@ -62,6 +63,37 @@ def test_torch_may_load_longer_than_the_sums_take(monkeypatch: pytest.MonkeyPatc
     loaded, real = list[str](), builtins.__import__
     monkeypatch.setattr(builtins, "__import__", load)
     assert together(2, lambda here: look(here, 10)) == [[], []]
+
+
+def test_a_node_that_cant_load_torch_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 100 nodes the first 8 were named, which wait for it; and no spare took its place."""
+
+    def process(pipe: Any, place: Any, *more: Any) -> None:
+        here.append(place[0])
+        run(pipe, place, *more)
+
+    def load(name: str, *more: Any, **named: Any) -> Any:
+        if name == "torch" and here == [1]:
+            raise ImportError("libcudnn.so.9: no such file")
+        return real(name, *more, **named)
+
+    here, real, run = list[int](), builtins.__import__, reduction._process
+    monkeypatch.setattr(builtins, "__import__", load)
+    monkeypatch.setattr(reduction, "_process", process)
+    why = f"node 1 ({HOST}): libcudnn.so.9: no such file"
+    assert together(2, lambda here: look(here, 1)) == [[why]] * 2
+
+
+def test_a_process_that_is_killed_before_it_reads_its_port_has_ended() -> None:
+    """The reset of its pipe ended the runner by a traceback, and no other node knew why."""
+    ours, theirs = multiprocessing.get_context("fork").Pipe()
+    ended = multiprocessing.get_context("fork").Process(target=os.getpid)
+    ended.start()
+    ended.join()
+    ours.send(29500)
+    theirs.close()
+    heard = reduction._heard(ended, ours, lambda: False, 30, "no sum")
+    assert heard == ("its process was killed", True)
 
 
 def test_a_node_that_is_held_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

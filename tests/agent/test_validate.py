@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -43,7 +44,11 @@ def test_what_a_program_gives_its_parser_is_known_before_it_parses(
 
 
 def test_a_program_finds_a_descriptor_behind_stderr(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Megatron's inference enables faulthandler, and each run was refused: fileno."""
+    """Megatron's inference enables faulthandler, and each run was refused: fileno.
+
+    No file: where nothing may be written, or the disk is full, there was no answer.
+    """
+    monkeypatch.setattr(tempfile, "tempdir", "/nowhere")
     monkeypatch.setattr(validate, "_describe", lambda *_: None)
     monkeypatch.setattr(validate, "_ask_upstreams", lambda _: sys.stderr.fileno())
     assert validate.verdict(["pretrain_gpt.py"], 1, (9, 0)) == {}

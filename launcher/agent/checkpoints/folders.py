@@ -244,14 +244,16 @@ def _give_up(checkpoint: CheckpointFolder) -> None:
             owned.mark(path)
 
 
-def reject(root: Path, line: str, after: int) -> list[Path]:
+def reject(root: Path, line: str, after: int, run: str = "") -> list[Path]:
     """Rename what of `line` is newer than the iteration `after`, to iter_0000100.rejected.
 
-    The new paths; the tracker as with `set_aside`. Raises `OSError` where that isn't allowed.
+    Of a `run` alone, where one is given. The new paths; the tracker as with `set_aside`. Raises
+    `OSError` where that isn't allowed.
     """
     recover(root, lambda path: lineage.said(path) == line)
     later = [*takewhile(lambda each: each.iteration > after, newest_first(root, line))]
-    moved = [_move_aside(each.folder, REJECTED) for each in reversed(later)]
+    own = [each.folder for each in later if not run or lineage.is_of(each.folder, run)]
+    moved = [_move_aside(path, REJECTED) for path in reversed(own)]
     _note(root, line, newest_complete(root) if moved else None, bool(moved))
     return moved
 

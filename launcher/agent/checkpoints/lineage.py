@@ -111,6 +111,12 @@ def owner(checkpoint: Path) -> str:
     return note.line if note else ""
 
 
+def is_of(checkpoint: Path, run: str) -> bool:
+    """Whether a checkpoint, complete or not, is known to be of this run."""
+    note = _owner(checkpoint)
+    return note is not None and note.run == run
+
+
 def said(checkpoint: Path) -> str:
     """The line that a checkpoint says by itself; "" where it says nothing."""
     note = None if checkpoint.is_symlink() else _read(checkpoint)

@@ -278,9 +278,7 @@ def _listed(heading: str, several: Sequence[str]) -> str:
     return "\n".join([heading, *(f"  {line}" for line in several)])
 
 
-def judged(
-    known: Sequence[Mapping[str, Any]],
-) -> tuple[list[str], list[str], dict[str, str]]:
+def judged(known: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[str], dict[str, str]]:
     """Why nodes start no ranks, what isn't alike in their facts, and the first one's signs."""
     refused = [
         f"node {node} ({one['host']}): {one['refusal']}"

@@ -70,7 +70,8 @@ def look(
     theirs.close()
     try:
         loading, stopped = LOADING_SECONDS, rendezvous.stopped
-        why, blamed = _heard(process, ours, stopped, loading, "torch isn't loaded")
+        why, _ = _heard(process, ours, stopped, loading, "torch isn't loaded")
+        blamed = bool(why)  # no other node takes part in that
         port = rendezvous.exchange(free_port(), lambda ports: ports[0], loading + ROUND_SECONDS)
         if not why:
             with suppress(OSError):  # of a process that has ended since
@@ -93,7 +94,7 @@ def _heard(
         if stopped():
             raise StopWaiting
         wait([pipe, process.sentinel], STEP_SECONDS)
-        with suppress(EOFError):
+        with suppress(EOFError, ConnectionResetError):  # the latter with a port that it hadn't read
             if pipe.poll():
                 said: str | None = pipe.recv()
                 if said is not None:

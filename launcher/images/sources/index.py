@@ -50,6 +50,7 @@ class IndexFile(BaseModel):
     url: str
     hashes: dict[str, str] = {}
     requires_python: Annotated[str | None, Field(alias="requires-python")] = None
+    yanked: bool | str = False
 
 
 class _Page(BaseModel):
@@ -123,7 +124,7 @@ def files_of(project: str, site: Settings) -> Iterator[tuple[Version, IndexFile]
                 parse = parse_wheel_filename if is_wheel else parse_sdist_filename
                 with suppress(ValueError):
                     name, version = parse(file.filename)[:2]
-                    if name == project:
+                    if name == project and not file.yanked:
                         found = True
                         yield version, file
         except (OSError, ValueError) as error:

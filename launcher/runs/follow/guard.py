@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from math import isfinite
 from pathlib import Path
 
 from launcher.agent.checkpoints import folders
@@ -36,8 +37,8 @@ class LossGuard:
     """Listens to a job by what its watch has read, and acts on the first alarm that asks for it.
 
     interval: the iterations that a line of the log is about; end: asks the job to stop; show: has
-    the live line show an alarm; alarm: what the run was ended for, or goes back for; lasting: a
-    NaN after which no line was good
+    the live line show an alarm; alarm: what the run was ended for, or goes back for; lasting: the
+    iteration from which on no line was good for NaN
     """
 
     job: Job
@@ -50,7 +51,7 @@ class LossGuard:
     end: Callable[[], None]
     last: int = 0
     alarm: Alarm | None = None
-    lasting: Alarm | None = None
+    lasting: int = 0
     action: str = ""
     come: list[TrainingStep] = field(default_factory=list)
 
@@ -66,9 +67,8 @@ class LossGuard:
         for step in come:
             for alarm in self.detector.judge(step):
                 self._act(alarm)
-                self.lasting = alarm if alarm.kind == NAN else self.lasting
-            if NAN not in self.detector.told:
-                self.lasting = None
+            lasts = NAN in self.detector.told and not _learns(step)
+            self.lasting = (self.lasting or step.iteration) if lasts else 0
             self.last = step.iteration
         if self.alarm is not before:
             threading.Thread(target=self._end, daemon=True).start()
@@ -102,12 +102,13 @@ class LossGuard:
         """Once the job has ended: put away what was saved since; where it goes back to, or "".
 
         A checkpoint is good where a step after it was: not one that is as new as the last good
-        line. After a NaN none of the others is gone on from, even where the run was ended.
+        line. After a NaN none of the others is gone on from, even where the run was ended; but
+        what it went on from itself stays where it doesn't go back.
         """
         if found.outcome is not Outcome.FAILED or found.asked:
             return ""
         if found.diverged and not self.alarm:
-            self.alarm = self.lasting
+            self.alarm = Alarm(NAN, self.lasting, found.diverged)
         if not self.alarm and found.itself and _named(found) and self.wanted.on_nan == BACK:
             self._act(Alarm(NAN, self.last + self.interval, "the program ended for it"))
         if not self.alarm or not (self.action == BACK or self.alarm.kind == NAN):
@@ -129,8 +130,16 @@ class LossGuard:
     def _reject(self, after: int) -> None:
         root, line = self.job.labels.get(f"{LABEL}checkpoints"), find.line(self.job.labels)
         if root and line:  # of several nodes the first one's launcher does it
-            for path in folders.reject(Path(root), line, after):
+            run = "" if self.action == BACK else self.job.run
+            for path in folders.reject(Path(root), line, after, run):
                 self.tell(f"a checkpoint was put away: {path}")
+
+
+def _learns(step: TrainingStep) -> bool:
+    """Whether the weights are numbers: a gradient is, or the loss where a skipped step had NaN."""
+    if step.grad_norm:  # Megatron's is 0 where it doesn't clip
+        return isfinite(step.grad_norm)
+    return bool(step.nan) and step.loss is not None and isfinite(step.loss)
 
 
 def _named(found: Ending) -> bool:
@@ -165,17 +174,16 @@ def guarding(
 
 def verdict(listeners: Sequence[Listener]) -> str:
     """What a guard among the listeners has ended the run for, "" where none has."""
-    return next(
-        (str(one.alarm) for one in listeners if isinstance(one, LossGuard) and one.alarm), ""
-    )
+    alarms = (one.alarm for one in listeners if isinstance(one, LossGuard))
+    return next((str(alarm) for alarm in alarms if alarm), "")
 
 
 def diverged(listeners: Sequence[Listener]) -> str:
     """From where on a run's numbers were NaN to its end; "" where not, or where it is ignored."""
     guards = (one for one in listeners if isinstance(one, LossGuard))
-    first = next((one.lasting for one in guards if one.wanted.on_nan != "ignore"), None)
+    first = next((one.lasting for one in guards if one.wanted.on_nan != "ignore"), 0)
     why = "the loss or gradient was NaN from iteration {} to the end"
-    return why.format(first.iteration) if first else ""
+    return why.format(first) if first else ""
 
 
 def settle(listeners: Sequence[Listener], found: Ending) -> str:

@@ -208,10 +208,7 @@ def append(run: str, name: str, value: object) -> None:
 
 def keep_room(run: str, name: str) -> None:
     """Keep space for another line of a file of the run's folder, where the disk has some now."""
-    with (
-        suppress(OSError),
-        open(files.open_own(folder(run) / name, APPEND), "ab") as file,
-    ):
+    with suppress(OSError), open(files.open_own(folder(run) / name, APPEND), "ab") as file:
         logfile.keep_room(file.fileno(), LINE_ROOM)
 
 

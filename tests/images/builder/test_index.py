@@ -229,6 +229,17 @@ def test_an_index_never_names_a_file_of_this_machine(served: Index) -> None:
     assert pip.listed(next(pip.pages("megatron-core"))) == []
 
 
+def test_a_release_that_was_taken_back_is_no_newest(served: Index, empty_site: Settings) -> None:
+    """A yanked one without a wheel had the last good one refused, and stood in the news."""
+    names = {"megatron_core-0.3-py3-none-any.whl": False, "megatron_core-0.4.tar.gz": "breaks"}
+    page = [{"filename": name, "url": name, "yanked": why} for name, why in names.items()]
+    served.files["/simple/megatron-core/"] = (JSON, json.dumps({"files": page}).encode())
+    assert index.newest_without_wheel("megatron-core", "3.10", empty_site) is None
+    page[1]["yanked"] = False
+    served.files["/simple/megatron-core/"] = (JSON, json.dumps({"files": page}).encode())
+    assert str(index.newest_without_wheel("megatron-core", "3.10", empty_site)) == "0.4"
+
+
 @pytest.mark.parametrize("text", ["", "[]", '{"files": [{"url": 1}]}', "{" * 9999])
 def test_a_page_of_nonsense_is_a_reason(served: Index, empty_site: Settings, text: str) -> None:
     served.files["/simple/megatron-core/"] = (JSON, text.encode())

@@ -20,6 +20,7 @@ from launcher.runs.follow.guard import LossGuard
 from launcher.runs.plan.job import ExitStatus
 from launcher.runs.records import plot, record
 from launcher.runs.records.ending import Ending, Outcome
+from launcher.runs.records.metrics import parse_all
 from launcher.runs.records.watch import RecordWatch
 from launcher.runs.runfile import config, source
 from tests.plans import MINIMAL
@@ -91,6 +92,7 @@ class Site:
 TIME = "elapsed time per iteration (ms): 5.0"
 GOOD = [2.0 + 0.01 * (number % 3) for number in range(22)]
 FAILED = Ending(ExitStatus(137), False, "", guarded="it")
+SKIPPED = "lm loss: 2.0E+00 | number of skipped iterations: 1 | number of nan iterations: 1 |"
 FINISHED = "finished after iteration 240\n"
 
 
@@ -133,6 +135,40 @@ def test_a_run_whose_last_numbers_are_good_or_ignored_has_finished(
     site: Site, losses: list[float], wanted: dict[str, Any]
 ) -> None:
     assert guard.diverged([site.run([*GOOD, *losses], **wanted)]) == ""
+
+
+@pytest.mark.parametrize(
+    "last",
+    [SKIPPED, "grad norm: 0.5 | number of skipped iterations: 0 | number of nan iterations: 0 |"],
+)
+def test_weights_that_take_good_steps_are_not_nan(site: Site, last: str) -> None:
+    """fp16 skips a step in 100; Megatron's mean is NaN where one batch has no token to learn."""
+    one = site.run(GOOD)
+    for line, number in ((last, 230), (last, 240)):
+        for step in parse_all(f" iteration {number}/ 900 | {TIME} | {line}\n"):
+            one.see(step)
+        one.add(b"", False)
+    assert guard.diverged([one]) == ""
+    assert sum(" nan at iteration 230" in text for text in site.told) == 1
+
+
+def test_a_nan_that_stays_counts_from_where_it_stays(site: Site) -> None:
+    """The first line had a good step; a second one in a row is no alarm of its own."""
+    one = site.run(GOOD)
+    for number, more in ((230, SKIPPED), (240, "lm loss: nan |")):
+        one.see(*parse_all(f" iteration {number}/ 900 | {TIME} | {more}\n"))
+        one.add(b"", False)
+    assert "from iteration 240 " in guard.diverged([one])
+
+
+def test_what_a_run_went_on_from_is_not_put_away(site: Site) -> None:
+    """A run that is NaN from its first line on cost the days of the one before."""
+    site.saved(200, 220)
+    lineage.put(folders.folder(site.saves, 200), lineage.LineageNote("feedbeef", RUN))
+    one = site.run([math.nan, math.nan], begins=21)
+    ended = Ending(ExitStatus(0), False, FINISHED, diverged=guard.diverged([one]))
+    assert one.settle(ended) == ""
+    assert site.left == ["iter_0000200", "iter_0000220.rejected"]
 
 
 def test_what_is_to_be_ignored_is_not_even_told(site: Site) -> None:
