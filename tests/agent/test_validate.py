@@ -34,8 +34,13 @@ def test_what_a_program_gives_its_parser_is_known_before_it_parses(
     (package / "__init__.py").write_text(PRETRAIN)
     (package / "arguments.py").write_text(parses)
     (tmp_path / "pretrain_gpt.py").write_text(program)
-    for name in [name for name in sys.modules if name.partition(".")[0] == "megatron"]:
-        monkeypatch.delitem(sys.modules, name)
+    for name in [*sys.modules]:  # the program has our modules forgotten
+        if name.partition(".")[0] in ("launcher", "megatron"):
+            monkeypatch.setitem(sys.modules, name, sys.modules[name])
+            if name[0] == "m":
+                del sys.modules[name]
+    for name in ("argv", "excepthook"):
+        monkeypatch.setattr(sys, name, getattr(sys, name))
     monkeypatch.syspath_prepend(str(tmp_path))
     found = validate._reached([str(tmp_path / "pretrain_gpt.py")])
     assert found == {"args_defaults": {"a": 1}}
