@@ -78,13 +78,9 @@ def _has_bf16(run: Resolved, visible: Sequence[Gpu]) -> bool:
 
 
 def _micro_batches(run: Resolved, capability: tuple[int, int] | None) -> Iterator[tuple[int, int]]:
-    """The sizes that `auto` may be, the largest first, with the bytes on a GPU; none if unknown.
-
-    While a CUDA graph is captured, a step may hold its logits twice: 32,768 tokens of qwen3-0.6b,
-    66 GB, ran on an H100 and didn't fit into a graph there.
-    """
+    """The sizes that `auto` may be, the largest first, with the bytes on a GPU; none if unknown."""
     largest = run.values.get("micro_batch_size")
     for size in reversed(layout.divisors(largest)) if isinstance(largest, int) else ():
         values = {**run.values, "micro_batch_size": size}
         if needed := memory.needed(run.config.program, values, run.layout, capability):
-            yield size, needed.total + (needed.logits if needed.workspace else 0)
+            yield size, needed.total

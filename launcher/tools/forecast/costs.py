@@ -62,9 +62,9 @@ CPU_TFLOPS, CPU_MEMORY = 0.05, 0.02
 
 BUSY = "upstream, busy"
 OFF = {
-    "kernels": (0.83, 1.15),
-    "graphed": (0.83, 1.15),
-    "compiled": (0.83, 1.15),
+    "kernels": (0.83, 1.16),
+    "graphed": (0.83, 1.16),
+    "compiled": (0.83, 1.16),
     "experts": (0.54, 1.03),
     "eager": (0.80, 1.15),
     "upstream": (0.65, 1.45),
