@@ -141,7 +141,7 @@ def test_without_memlock_it_goes_on_and_says_so_once(
     [
         ('could not select device driver "" with capabilities: [[gpu]]', "can't give GPUs"),
         ("error setting rlimit type 3: operation not permitted", "error setting rlimit"),
-        ("write /var/lib/docker/x: no space left on device", "a disk is full"),
+        ("write /var/lib/docker/x: no space left on device", "no room for the image"),
         ("a reason that nobody knows", "didn't start: a reason"),
     ],
 )
