@@ -564,3 +564,18 @@ def test_at_its_time_limit_a_job_is_requeued(here: OnCluster) -> None:
     assert started.ends(600) == 0, started
     assert "waits: BeginTime" in started.err
     assert started.out == "start 0\nstart 1\n"
+
+
+@pytest.mark.long
+def test_a_job_that_is_cancelled_is_not_requeued(here: OnCluster) -> None:
+    """It came back: its script is asked to stop, too, which it took for its time limit."""
+    here.counts(requeue=True)
+    config = json.loads((here.folder / "run.yaml").read_text()) | {"nodes": 1}
+    program = "import os, time\nprint('start', os.environ['restart'], flush=True)\ntime.sleep(60)\n"
+    here.write(config | {"checkpoint": {"save": "save"}}, program)
+    started = here.start("run", "run.yaml", "--backend", "slurm")
+    started.said("start 0\n")
+    (job,) = here.asked("squeue", "--noheader", "--states=running", "--format=%A").split()
+    here.asked("scancel", job)
+    assert started.ends() not in (0, None), started
+    assert started.out == "start 0\n"
