@@ -15,8 +15,14 @@ from typing import Any
 import pytest
 
 from launcher.base.settings import ROOT
+from tests.conftest import missing
 
-pytestmark = [pytest.mark.long, pytest.mark.megatron]
+ABSENT = missing("torch", "megatron.core")
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.megatron,
+    pytest.mark.skipif(bool(ABSENT), reason=f"{' and '.join(ABSENT)} can't be imported here"),
+]
 
 PROGRAM = """
 import os, sys
