@@ -38,8 +38,6 @@ EVALUATED = 10
 ROW = 20
 """Bytes of a row of grouped experts beside its numbers: places, token, order and factor."""
 
-LEARNED = "learned_absolute"
-
 FLASH = (8, 0)
 """Compute capability from which Transformer Engine has an attention that keeps no scores.
 
@@ -160,7 +158,6 @@ def _needed(
     kept, once = _with_recomputing(options, layers, whole, entering)
     back = tokens * max(back, rank.bytes_of_scores())
     left = bool(how) and tensor == 1 and "fp16" not in options  # to the compiled loss
-    alike = "swiglu" not in options and options.get("position_embedding_type", LEARNED) == LEARNED
     stages = []
     fast = program == model.GPT and "no_fast" not in options
     laid = fast and "use_distributed_optimizer" in options
@@ -182,7 +179,7 @@ def _needed(
             activations += 2 * entering  # the last norm's input and output
             # fp32, and what the output layer wrote; compiled, these and their gradient, which takes
             # their place in the kernels for GPT-2: trainer/fast, `OutputLoss`, `KernelOutputLoss`
-            copies = (1 if alike else 2) * width if left else 4 if width == 4 else 6
+            copies = (1 if like_gpt2(options) else 2) * width if left else 4 if width == 4 else 6
             logits = tokens * size.vocabulary / tensor * copies
         weights, gradients, optimizer = (
             int(parameters * each + expert_layers * own * of_expert)
@@ -203,6 +200,12 @@ def _needed(
             beside += parameters / (where.data * where.context if laid else 1)
         stages.append(MemoryEstimate(*parts, int(beside)))
     return max(stages, key=lambda memory: memory.total)
+
+
+def like_gpt2(options: Mapping[str, Value]) -> bool:
+    """Whether layers are of GPT-2's kind, which trainer/fast has kernels of its own for."""
+    learned = options.get("position_embedding_type", "learned_absolute") == "learned_absolute"
+    return learned and "swiglu" not in options
 
 
 def compiled(program: str, options: Mapping[str, Value], where: Layout) -> str:

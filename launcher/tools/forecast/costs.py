@@ -200,10 +200,9 @@ def starts(work: Work) -> str:
         return "eager"
     if "num_layers_per_virtual_pipeline_stage" in options or "recompute_granularity" in options:
         return "compiled"
-    learned = options.get("position_embedding_type", "learned_absolute") == "learned_absolute"
-    like_gpt2 = learned and "swiglu" not in options and work.kernels
+    kernels = work.kernels and work.precision == "bf16" and memory.like_gpt2(options)
     one = how == "whole" and where.model == 1 and "fp8_format" not in options
-    return "kernels" if like_gpt2 and work.precision == "bf16" and one else "graphed"
+    return "kernels" if kernels and one else "graphed"
 
 
 def _communication(
