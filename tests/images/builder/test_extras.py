@@ -18,7 +18,7 @@ from launcher.images.matrix.locked import ExtrasLock
 from launcher.images.matrix.recipe import Recipe, recipe
 from launcher.images.matrix.requirements import pinned_versions
 from launcher.images.matrix.schema import Cap, Matrix
-from launcher.images.sources import extras
+from launcher.images.sources import clash, extras
 from launcher.images.sources.clash import clash_in, overlap
 from launcher.images.sources.extras import Ground, settled
 
@@ -219,7 +219,33 @@ LACKING = "has no wheel for this Python and platform, and none is compiled here"
             "Because there is no version of foo==99 and you require foo==99,",
             "no index has a package foo==99",
         ),
-        ("Because you require a<1 and you require a>2", None),
+        (
+            "Because you require a<1 and you require a>2, we can conclude",
+            "this asks for a>2, and this asks for a<1",
+        ),
+        *(  # uv's own text was shown for what is no single range
+            (
+                f"cause: Because you require {ranges} and numpy==1.26.4, we can conclude that your "
+                "requirements are unsatisfiable.",
+                f"this asks for numpy{asked}, and the base has numpy 1.26.4",
+            )
+            for ranges, asked in (
+                ("one of:\n    numpy<1.26.4\n    numpy>1.26.4\n", "!=1.26.4"),
+                ("numpy>1,<1.26", ">1,<1.26"),
+                ("one of: numpy<1.20 numpy>1.20,<1.26.4 numpy>1.26.4,<2", "!=1.20,!=1.26.4,<2"),
+                ("one of: numpy<1.26.dev0 numpy>=1.27.dev0", "!=1.26.*"),
+                ("one of: numpy[x]<1 numpy[x]>=1.0,<1.26.dev0", "<1 or >=1.0,<1.26.dev0"),
+            )
+        ),
+        (
+            "Because all versions of model depend on one of:\n  numpy<1.26.4\n  numpy>1.26.4\n and "
+            "numpy==1.26.4, we can conclude that all versions of model cannot be used.",
+            "model needs numpy!=1.26.4, and the base has numpy 1.26.4",
+        ),
+        (  # what is asked for may be one of several ranges, of which the base meets the last
+            "Because you require one of: numpy<1.20 numpy>1.24 and model==1 depends on onnx<1, we",
+            "model==1 needs onnx<1, and the base has onnx 1.16.2",
+        ),
         (  # of an end of a sentence that was taken for a version, the launcher fell
             "all of: opt[all]>=0.4,<=0.4.1rc3 depend on opt>=0.4,<=0.4.1rc3. Because opt[all]==0.3 "
             "depends on onnx>=1.18.0 and onnx==1.16.2, we can conclude that it cannot be used.",
@@ -267,6 +293,38 @@ LACKING = "has no wheel for this Python and platform, and none is compiled here"
 def test_the_two_that_clash_are_named_in_a_sentence(said: str, told: str | None) -> None:
     found = clash_in(said, THERE | {"python": "3.10"}, ["model<5.20"])
     assert (found is None) if told is None else (found is not None and told == found)
+
+
+LONG = 1 << 17
+HOSTILE = [
+    "a" * LONG,
+    "you require a<1 and " * (LONG // 20),
+    "a[" * (LONG // 2),
+    "a{" * (LONG // 2),
+    "a<1" + ",<1" * (LONG // 3),
+    "a<1" + " a<1" * (LONG // 4),
+    "all versions of " * (LONG // 16),
+]
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("said", HOSTILE, ids=[one[:20] for one in HOSTILE])
+def test_a_long_text_is_read_in_no_more_than_its_length(said: str) -> None:
+    """What begins anew at each letter takes minutes for these; they take a tenth of a second.
+
+    The cause is the last of all, behind them.
+    """
+    cause = ". Because model>=1 depends on numpy>=2 and numpy==1.26.4, we can conclude"
+    found = clash_in(said + cause, THERE)
+    assert found == "model>=1 needs numpy>=2, and the base has numpy 1.26.4"
+
+
+def test_a_claim_is_compared_with_a_few_of_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A package whose every version is named would be compared with all others."""
+    compared = []
+    monkeypatch.setattr(clash, "overlap", lambda *pair: compared.append(pair) or True)
+    clash_in("".join(f"a{n} depends on b>{n} and " for n in range(300)), {})
+    assert 300 <= len(compared) <= 300 * clash.RIVALS
 
 
 @pytest.mark.parametrize(
