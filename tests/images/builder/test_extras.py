@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import io
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 
 import pytest
+from packaging.version import Version
 
 from launcher.base import yamlfile
 from launcher.base.errors import BuildError, UsageError
@@ -21,6 +23,7 @@ from launcher.images.matrix.schema import Cap, Matrix
 from launcher.images.sources import clash, extras
 from launcher.images.sources.clash import clash_in, overlap
 from launcher.images.sources.extras import Ground, settled
+from launcher.images.sources.resolve import ResolvedSet
 
 from .conftest import wheel
 from .test_lock import links
@@ -377,6 +380,26 @@ def test_an_old_release_is_refused_where_the_newest_has_no_wheel(
     assert said.rstrip().endswith(".yaml: speed 0.19")
 
 
+def test_a_dependency_that_is_years_behind_its_newest_is_named(
+    empty_site: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a word, datasets 1.1.1 of 2020 stood beside trl of today: the base kept it back."""
+    newest = {"sets": ("4.0", True), "six": ("1.1", True), "held": ("2.0", False)}
+    monkeypatch.setattr(
+        extras.index,
+        "newest_release",
+        lambda name, *_: (Version(newest[name][0]), newest[name][1]) if name in newest else None,
+    )
+    times = {"trl": 2026, "sets": 2020, "six": 2021, "held": 2020, "gone": 2020, "near": 2024}
+    found = ResolvedSet(
+        [f"{one}==1.1" for one in (*times, "timeless")],
+        {},
+        {one: datetime(year, 1, 1) for one, year in times.items()},
+    )
+    assert extras.left_behind(found, "3.10", empty_site) == ["sets 1.1 (newest: 4.0)"]
+    assert extras.left_behind(replace(found, times={}), "3.10", empty_site) == []
+
+
 SEEN = {"numpy": "1.26.4", "packaging": "23.2", "pyyaml": "6.0.1"}
 """Of a stand-in for the bases that no machine of ours reaches; their torch is the row's."""
 
@@ -396,9 +419,9 @@ def test_a_set_resolves_on_a_row_or_is_refused_by_name(tag: str, name: str, site
     on = extras.ground(DIGEST, seen, [], glibc, wanted)
     if name == "deepep":
         with pytest.raises(BuildError, match="deep-ep has no wheel"):
-            extras.resolve_lock(wanted, MATRIX, on, site)
+            extras.resolve_extras(wanted, MATRIX, on, site)
         return
-    lock = extras.resolve_lock(wanted, MATRIX, on, site)
+    lock = extras.lock_of(wanted, on, extras.resolve_extras(wanted, MATRIX, on, site))
     assert extras.is_of(lock, wanted, extras.limits_of(wanted, MATRIX))
     assert extras.holds_on(lock, on)
     assert not {*pinned_versions(lock.pins)} & {*on.packages, *PROTECTED}
