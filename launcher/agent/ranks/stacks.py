@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.agent import program
+from launcher.agent.ranks import diverged
 
 SIGNAL = signal.SIGUSR2
 """SIGUSR1 is what clusters announce a preemption with."""
@@ -92,6 +93,7 @@ def register(environ: dict[str, str] | os._Environ[str]) -> None:
     if folder := environ.get(FOLDER):
         file = os.open(path(folder, environ["RANK"]), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         faulthandler.register(SIGNAL, file=file, all_threads=True, chain=False)
+        diverged.note(environ, folder)
 
 
 def main(argv: Sequence[str]) -> None:
