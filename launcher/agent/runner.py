@@ -21,11 +21,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from launcher.agent import start, traces
+from launcher.agent import diverged, start, traces
 from launcher.agent.checkpoints import folders, lineage
 from launcher.agent.checkpoints.hold import FolderHeldError, Hold
 from launcher.agent.checkpoints.retention import Retention
-from launcher.agent.ranks import alike, bus, diverged, driver, oom, rank, signals, stacks
+from launcher.agent.ranks import alike, bus, driver, oom, rank, signals, stacks
 from launcher.agent.ranks.job import JobRefusal, MismatchError, RankJob, parse, read_secrets
 from launcher.agent.ranks.peers import PeerNodes, RemoteFailure
 from launcher.agent.stall import stall

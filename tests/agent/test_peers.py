@@ -17,7 +17,8 @@ from queue import SimpleQueue
 
 import pytest
 
-from launcher.agent.ranks import diverged, rendezvous
+from launcher.agent import diverged
+from launcher.agent.ranks import rendezvous
 from launcher.agent.ranks.job import free_port
 from launcher.agent.ranks.peers import PeerNodes, RemoteFailure
 from launcher.agent.ranks.rendezvous import NodeNotNeeded, Rendezvous

@@ -11,8 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from launcher.agent import program
-from launcher.agent.ranks import diverged
+from launcher.agent import diverged, program
 
 SIGNAL = signal.SIGUSR2
 """SIGUSR1 is what clusters announce a preemption with."""
