@@ -26,6 +26,7 @@ from launcher.runs.runfile import config, source
 from tests.plans import MINIMAL
 
 RUN = "0a1b2c3d"
+HEARD = "runner: the loss or gradient was NaN from iteration 230 to the end\n"
 NAN_ENDED = "AssertionError: Rank 3: found NaN in local grad norm in backward pass\n"
 
 
@@ -150,6 +151,16 @@ def test_weights_that_take_good_steps_are_not_nan(site: Site, last: str) -> None
         one.add(b"", False)
     assert guard.diverged([one]) == ""
     assert sum(" nan at iteration 230" in text for text in site.told) == 1
+
+
+def test_a_launcher_without_the_lines_of_steps_hears_of_nan_from_its_node(site: Site) -> None:
+    """Of several launchers the last rank's alone saw it; the first one's checkpoints stayed."""
+    site.saved(210, 220, 230, 240)
+    one = site.run([])
+    ended = Ending(ExitStatus(0), False, FINISHED, diverged=guard.diverged([one], HEARD))
+    assert (ended.outcome, one.settle(ended)) == (Outcome.FAILED, "")
+    assert site.left == ["iter_0000210", *(f"iter_0000{n}.rejected" for n in (220, 230, 240))]
+    assert guard.diverged([site.run([], on_nan="ignore")], HEARD) == ""
 
 
 def test_a_nan_that_stays_counts_from_where_it_stays(site: Site) -> None:
