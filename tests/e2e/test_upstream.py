@@ -196,6 +196,7 @@ def test_all_pages_of_a_repositorys_tags_are_read(upstream: Upstream) -> None:
     assert "new: 99.12-py3\n" in upstream.call("news").stdout
 
 
+@pytest.mark.long  # three of them: test_pinned
 def test_the_digest_of_every_base_and_builder_that_answers_is_locked(upstream: Upstream) -> None:
     """Under the matrix's names, whatever the mirror is called; the rest of the lock stays."""
     matrix = load_matrix(upstream.matrix)
