@@ -36,11 +36,7 @@ ending.leave(ending.code(check))
 """
 
 
-@pytest.mark.parametrize(
-    "layout",
-    [pytest.param(["--tensor-model-parallel-size", "2"], marks=pytest.mark.long), []],
-    ids=["TP", "DP"],
-)
+@pytest.mark.parametrize("layout", [["--tensor-model-parallel-size", "2"], []], ids=["TP", "DP"])
 def test_smallest_change_is_found(tmp_path: Path, layout: list[str]) -> None:
     script = tmp_path / "perturb.py"
     script.write_text(PERTURB)
