@@ -246,7 +246,7 @@ from launcher.trainer.fast import fast
 from launcher.trainer.gpt import arguments
 fast._has_triton = lambda: True
 fast.compile_alike(print)  # torch raises where it doesn't know an option
-for line in sys.stdin:
+for line in open(sys.argv[1]):
     world, *argv = line.split()
     given = arguments.parse(argv)
     given.on_cpu = False
@@ -295,12 +295,12 @@ def test_what_is_chosen_and_why_not(tmp_path: Path) -> None:
         "1 --bf16": "fast: layers in Triton, compiled, one CUDA graph, optimizer without waits",
     }
     expected |= dict.fromkeys((f"1 --bf16 {option}" for option in NO_KERNELS), expected["1"])
-    script = tmp_path / "lines"
+    (script := tmp_path / "choices.py").write_text(CHOICES)
     lines = (line.split(" ", 1) for line in expected)
-    script.write_text("".join(f"{world} {shape} {' '.join(rest)}\n" for world, *rest in lines))
-    program = CHOICES.replace("sys.stdin", f"open({str(script)!r})")
-    done = python("-c", program)
-    assert done.stdout.splitlines() == list(expected.values()), done.stderr
+    asked = "".join(f"{world} {shape} {' '.join(rest)}\n" for world, *rest in lines)
+    (tmp_path / "asked").write_text(asked)
+    done = start(1, str(script), str(tmp_path / "asked"))
+    assert done.output.splitlines() == list(expected.values())
 
 
 COMPILED = """
