@@ -28,7 +28,7 @@ from launcher.runs.records.alarms import NAN, Detector
 from launcher.runs.records.metrics import parse_all
 from tests.machines import FIRST, ip
 
-from .conftest import Run, environment, going_on, runner_command
+from .conftest import Run, SetGpus, environment, going_on, runner_command
 from .test_alike import together
 
 HOST = socket.gethostname()
@@ -58,14 +58,15 @@ def nodes(folder: Path, number: int, *argv: str, fewer: Sequence[str] = ()) -> I
         runs = []
         for node in range(number):
             program = [str(script), f"{folder}/there/", *argv]
-            line = runner_command(1, *program, options=[*where, "--node-rank", str(node)])
+            options = [*where, "--node-rank", str(node)]
+            line = runner_command(1, *program, options=options, cpu=False)
             runs.append(stack.enter_context(going_on(line)))
         yield runs
 
 
-@pytest.mark.megatron
-def test_the_first_failure_ends_all_with_its_code(tmp_path: Path) -> None:
+def test_the_first_failure_ends_all_with_its_code(gpus: SetGpus, tmp_path: Path) -> None:
     """The others' ranks would wait until their time-out, half an hour later."""
+    gpus(1)
     with nodes(tmp_path, 3, "1", "3") as runs:
         pass
     assert [run.code for run in runs] == [3, 3, 3], runs
@@ -75,8 +76,8 @@ def test_the_first_failure_ends_all_with_its_code(tmp_path: Path) -> None:
         assert "rank 0" not in run.output
 
 
-@pytest.mark.megatron
-def test_a_runner_that_is_killed_ends_the_others(tmp_path: Path) -> None:
+def test_a_runner_that_is_killed_ends_the_others(gpus: SetGpus, tmp_path: Path) -> None:
+    gpus(1)
     with nodes(tmp_path, 2, "9", "0") as runs:
         while "there" not in runs[1].line():
             pass

@@ -197,6 +197,16 @@ def test_it_ends_a_run_and_puts_away_what_a_nan_was_saved_in(site: Site) -> None
     assert not FAILED.may_restart
 
 
+def test_a_loss_that_stands_still_ends_a_run_where_that_is_asked_for(site: Site) -> None:
+    """And takes no checkpoint away: its weights are as good as before."""
+    site.saved(210)
+    one = site.run([*GOOD, *[GOOD[-1]] * 20], on_flat="end")
+    assert site.ended.wait(30)
+    assert guard.verdict([one]).startswith("flat at iteration ")
+    assert one.settle(FAILED) == ""
+    assert site.left == ["iter_0000210"]
+
+
 def test_a_run_goes_back_past_the_batches_and_to_what_a_step_was_good_after(site: Site) -> None:
     site.saved(200, 215, 220, 225)
     one = site.run([*GOOD, 9.0], on_spike="rewind")
