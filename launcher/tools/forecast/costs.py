@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 from launcher.runs.checks import memory
 from launcher.runs.plan import model
@@ -60,6 +61,11 @@ LATENCY = 0.03
 CPU_TFLOPS, CPU_MEMORY = 0.05, 0.02
 """A CPU's rates in TFLOP/s and TB/s, for how its runs go with each other alone, as "cpu" above."""
 
+MACHINE, NETWORK = "within", "between"
+"""The GPUs of a machine, and machines, as facts' links: runs/records/watch.py."""
+
+NO_LINKS: Mapping[str, float] = MappingProxyType({})
+
 BUSY = "upstream, busy"
 OFF = {
     "kernels": (0.83, 1.16),
@@ -93,10 +99,13 @@ class GpuRates:
     network: float | None = None
 
 
-def published(name: str, precision: str, network: float | None = None) -> GpuRates | None:
+def published(
+    name: str, precision: str, network: float | None = None, links: Mapping[str, float] = NO_LINKS
+) -> GpuRates | None:
     """A card by what is published of it; None where that isn't known.
 
     `network` is GB/s for each GPU to other machines, where it isn't that of NVIDIA's own machines.
+    `links` are GB/s that were reached within a machine and between machines, where they are known.
     """
     card = throughput.card(name)
     if card is None or not (card.rates.get(precision) and card.rates.get("memory")):
@@ -104,7 +113,9 @@ def published(name: str, precision: str, network: float | None = None) -> GpuRat
     peak, traffic = card.rates[precision], card.rates["memory"]
     link = card.rates.get("link", 64) / 2  # PCIe 4.0 x16 has 64 GB/s, both ways
     reach = network or card.network
-    return GpuRates(name, peak * PRODUCTS, traffic * TRAFFIC, link * LINK, reach and reach * LINK)
+    within, between = links.get(MACHINE, link * LINK), reach and reach * LINK
+    between = between if network else links.get(NETWORK, between)
+    return GpuRates(name, peak * PRODUCTS, traffic * TRAFFIC, within, between)
 
 
 @dataclass(frozen=True)

@@ -47,7 +47,7 @@ def nearest(run: Resolved, machine: Hardware, known: Sequence[RunFact]) -> list[
         work = replace(base, options=values_of(config, where), where=where)
         needed = work.memory(machine.capability)
         if needed and needed.total <= machine.total * (1 - MARGIN):
-            step = site.step(work, machine.rates(work), known)
+            step = site.step(work, machine.rates(work, known), known)
             found.append(OtherLayout(sets, needed.total, step))
         if len(found) == SHOWN:
             break
