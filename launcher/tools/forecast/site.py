@@ -30,6 +30,9 @@ FEW = 3
 BEYOND = 1.25
 """By how much another kind of work may be further off than those that were left out."""
 
+UNEVEN = "; tokens are taken to be spread evenly over experts, and at most all choose the same ones"
+"""As at the start of a training, before its balance counts."""
+
 NAMES = {costs.MACHINE: "within a machine", costs.NETWORK: "between machines"}
 AS_PUBLISHED = f"{costs.LINK:.0%} of what is published".replace("%", " %")
 
@@ -162,7 +165,8 @@ def step(work: Work, card: GpuRates | None, known: Sequence[RunFact]) -> StepTim
     told = f"published rates of the card; such forecasts were {off} of what {where} took"
     if not costs.is_known(work, card.name, cost):
         told += ", and this one is beyond those: a prediction"
-    return StepTime(cost.ms, cost.ms / most, cost.ms / least, told, cost)
+    told += UNEVEN if cost.uneven else ""
+    return StepTime(cost.ms, cost.ms / most, cost.ms / least + cost.uneven, told, cost)
 
 
 def _runs(count: int) -> str:
@@ -208,8 +212,9 @@ def _scaled(
     told = f"{_runs(len(alike))} with other work here"
     told += f"; each left out, the others were {low:.2f} to {high:.2f} of it" if left_out else ""
     told += "" if left_out else f", so that it may be {unsure:g} times off"
-    ms = cost.ms * factor
-    return StepTime(ms, ms / high, ms / low, told, _shown(cost, work))
+    told += UNEVEN if cost.uneven else ""
+    ms, more = cost.ms * factor, cost.uneven * factor
+    return StepTime(ms, ms / high, ms / low + more, told, _shown(cost, work))
 
 
 def _factor(ms: float, pairs: Sequence[tuple[float, float]]) -> float:
