@@ -43,6 +43,11 @@ RANK = re.compile(r"\[(?:rank|default)?(\d+)\]:|\b[Rr]ank[ =:](\d+)\b|^ *(\d+): 
 NODE = re.compile(r"^(node-\d+) \| |^([A-Za-z][\w.-]*):\d+:\d+ \[\d+\]|\bON (\S+) CANCELLED\b")
 TIME = re.compile(r"\b(?:\d{4}-\d\d-\d\d[T ])?\d\d:\d\d:\d\d(?:[.,]\d+)?\b")
 
+WARNING = re.compile(
+    r"\bWARNING\b|\b(?:User|Future|Deprecation|Runtime|Resource)Warning: |\[W[ \d:]|^W\d{4} "
+)
+"""A line at the level of a warning: loggers', Python's, torch's and glog's."""
+
 OLD_WARNING = re.compile(r"(\b\w+\.(?:cc|cu|h):\d+) WARN ")
 IGNORED = re.compile(
     r"Exception ignored|Error in atexit|.{0,24}matching Triton|\S*ld: cannot find -l(?:aio|cufile)"
@@ -123,6 +128,11 @@ class Words(NamedTuple):
         """Who says it: runner, nccl, ucx, scheduler, engine, kernel, shell or program."""
         text = self.text.lstrip()
         return next((name for name, begins in SPEAKERS if begins.match(text)), PROGRAM)
+
+    @property
+    def warns(self) -> bool:
+        """Whether it calls itself a warning."""
+        return bool(WARNING.search(self.raw))
 
     @property
     def quoted(self) -> LogLine:
