@@ -36,6 +36,9 @@ STATED = KINDS[2]
 AFTERWARDS = KINDS[3:]
 """What may be what another failure has led to."""
 
+HEADS = {"cause": "cause", "clue": "this points to"}
+"""How a row's name is introduced, by its certainty."""
+
 SUSPECTS = 10
 NEAR = 40
 """Lines before an error in which its traceback is looked for."""
@@ -44,8 +47,8 @@ RAISED = re.compile(
     r"(?:^|[\s:])(?:[A-Za-z_]\w*\.)*(?:[A-Z]\w*(?:Error|Exception)\b(?!\()|Exception(?=: ))"
 )
 UNCAUGHT = re.compile(
-    r"\s*(?:\[\w+\]: *)?(?:\w+\.)*(?:[A-Z]\w*)?(?:Error|Exception|Timeout)\b|[\w/.-]+: (?:cannot|can't) |"
-    r"(?:\S+: )?(?:error|runner): "
+    r"\s*(?:\[\w+\]: *)?(?:\w+\.)*(?:[A-Z]\w*)?(?:Error|Exception|Timeout|StopIteration)\b|"
+    r"[\w/.-]+: (?:cannot|can't) |\S*: (?:line )?\d+: |(?:\S+: )?(?:error|runner): "
 )
 """How a line begins that ends a program: Python's last one of a traceback, or a tool's."""
 
@@ -59,7 +62,8 @@ ECHO = re.compile(r"ChildFailedError|^ {4}|^\s*(?:raise|except) |\bfailed \(exit
 """What says only that something failed elsewhere, and code."""
 
 FAR = re.compile(
-    r"NCCL|\bc10d\b|TCPStore|[Gg]loo\b|[Rr]endezvous|\bDist\w+Error|[Cc]onnection |[Ss]ocket"
+    r"NCCL|\bc10d\b|TCPStore|[Gg]loo\b|[Rr]endezvous|\bDist\w+Error|[Cc]onnection |[Ss]ocket|"
+    r"[Bb]roken pipe"
 )
 """In an exception: it may be of another's failure, whichever its row."""
 
@@ -73,15 +77,15 @@ class Failure:
     """A row of known/FAMILY.yaml: a failure, and how a log shows it.
 
     name: what failed, in a few words. cure: what mends it. either: its causes where it has several,
-    each with its cure, the likeliest first; such a row, like a report, is but a clue. source: threads that report it, or who
-    writes it. since: the first release that writes one of its texts, by its sources; `any`
-    where all do that the matrix has. says: regular expressions (MULTILINE) of lines without their
-    prefixes; one is in its output. who: whose words they are (loglines.SPEAKERS), "" for anybody's.
-    kind: one of KINDS. raised: an expression of where Megatron raises what is else unknown
-    (refusals.py). cause: the end that shows it alone, where nothing was written (EndCause). sets:
-    KEY=VALUE that `resume` has to set, so that it does not fail so again. of_node: whether it is a
-    fault of the machine that writes it. warns: whether a line that calls itself a warning may show
-    it. row: its name as the file has it, before a log's words are in it.
+    each with its cure, the likeliest first; such a row, like a report, is but a clue. source:
+    threads that report it, or who writes it. since: the first release that writes one of its texts,
+    by its sources; `any` where all do that the matrix has. says: regular expressions (MULTILINE) of
+    lines without their prefixes; one is in its output. who: whose words they are
+    (loglines.SPEAKERS), "" for anybody's. kind: one of KINDS. raised: an expression of where
+    Megatron raises what is else unknown (refusals.py). cause: the end that shows it alone, where
+    nothing was written (EndCause). sets: KEY=VALUE that `resume` has to set, so that it does not
+    fail so again. of_node: whether it is a fault of the machine that writes it. warns: whether a
+    line that calls itself a warning may show it. row: its name before a log's words are in it.
     """
 
     name: str
@@ -127,20 +131,22 @@ class Failure:
 class FailureSign:
     """A known failure that a log shows, and the lines that do; None where the end shows it.
 
-    said: the last of them. first: the number of the first. kind: its row's, or `report` for a
-    request that came after a failure.
+    said: the last of them. first: the number of the first; column: where it begins there. kind: its
+    row's, or `report` for a request that came after a failure.
     """
 
     failure: Failure
     said: LogLine | None = None
     first: int = 0
     kind: str = KINDS[0]
+    column: int = 0
 
     @property
     def lines(self) -> list[str]:
         """The lines to print."""
         quoted = f": {self.said.text}" if self.said else ""
-        return [f"{self.failure.certainty}: {self.failure.name}{quoted}", *_cures(self.failure)]
+        head = HEADS[self.failure.certainty]
+        return [f"{head}: {self.failure.name}{quoted}", *_cures(self.failure)]
 
 
 @cache
@@ -197,7 +203,7 @@ class Explanation:
         said = [f"log: {first.said.where}: {first.said.text}"] if first.said else []
         raised = [first.said.raised_by] if first.said and first.said.raised_by else []
         kind = first.failure.certainty
-        cause = [f"{kind}: {first.failure.name}", *said, *raised, *_cures(first.failure)]
+        cause = [f"{HEADS[kind]}: {first.failure.name}", *said, *raised, *_cures(first.failure)]
         return [*cause, *after, *(self._asking if kind == "clue" else [])]
 
     @property
@@ -278,7 +284,9 @@ def _find(lines: list[Words], signs: dict[str, FailureSign]) -> None:
             if _may_say(lines[last], known) and not _is_said_elsewhere(lines[last], known, signs):
                 said = _located(lines, last)
                 row = known.filled(stated.values(match, lines[max(0, last - NEAR) : last]))
-                signs[known.name] = FailureSign(row, said, lines[first].number, known.kind)
+                column = match.start() - starts[first]
+                number = lines[first].number
+                signs[known.name] = FailureSign(row, said, number, known.kind, column)
                 break
 
 
@@ -388,7 +396,7 @@ def _explains(other: FailureSign, sign: FailureSign) -> bool:
         return False
     inside = other.first <= sign.first and sign.said.line <= other.said.line
     is_more = (other.first, other.said.line) != (sign.first, sign.said.line)
-    return inside and (is_summary or is_more)
+    return inside and (is_summary or is_more or sign.column < other.column)
 
 
 def _is_known(said: str) -> bool:

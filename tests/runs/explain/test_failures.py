@@ -121,7 +121,8 @@ def test_each_is_named_by_its_text_and_by_nothing_else(name: str, text: str) -> 
     assert found[0].said
     assert found[0].said.text.rstrip("…") in text
     told = describe(Ending(ExitStatus(1), False, tail), "0a1b", None, "")
-    assert told[1].startswith(f"{found[0].failure.certainty}: {found[0].failure.name}: ")
+    failure = found[0].failure
+    assert told[1].startswith(f"{failures.HEADS[failure.certainty]}: {failure.name}: ")
     assert told[2].startswith("cure")
 
 
