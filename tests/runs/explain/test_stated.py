@@ -12,7 +12,7 @@ import pytest
 from launcher.runs.explain import failures
 from tools.anchors import REPEATS
 
-FEWEST = 9
+FEWEST = 8
 """Of the fixed text by which a cause is known; fewer stand in lines of other causes too."""
 
 SITE = '  File "/x/site-packages/{}", line 77, in turn\n    gizmo(1)\n'
