@@ -49,6 +49,9 @@ WARNING = re.compile(
 """A line at the level of a warning: loggers', Python's, torch's and glog's."""
 
 OLD_WARNING = re.compile(r"(\b\w+\.(?:cc|cu|h):\d+) WARN ")
+ESCAPED = re.compile(r'\\+"')
+"""A quote in a message that an engine passed on as a string."""
+
 IGNORED = re.compile(
     r"Exception ignored|Error in atexit|.{0,24}matching Triton|\S*ld: cannot find -l(?:aio|cufile)"
 )
@@ -155,6 +158,8 @@ def parse(number: int, raw: str) -> Words:
             break
         at, source = match.end(), source + (match["rank"] or "")
     text = raw[at + 1 :] if raw[at : at + 1] == " " else raw[at:]
+    if '\\"' in text:
+        text = ESCAPED.sub('"', text)
     if " WARN " in text:
         text = OLD_WARNING.sub(r"\1 NCCL WARN ", text, count=1)
     return Words(number, raw, text, source)
