@@ -283,6 +283,8 @@ class _Rank:
         attention = heads + keys + heads  # queries, keys and values, context
         if self.program == model.GPT:  # it repeats grouped keys, and copies the context
             attention = 5 * heads + (heads + keys // 2 if "qk_layernorm" in self.options else 0)
+            if self.where.context > 1 and size.groups < size.heads:
+                attention += keys  # queries are a view of all that was exchanged: fast/context.py
         inside = (attention + size.ffn * (3 if size.gated else 2)) * float(width)
         if self.is_plain and not self._scores_again:
             inside += size.heads * size.sequence / self.where.context * self._bytes_of_score
