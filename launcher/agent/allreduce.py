@@ -103,7 +103,7 @@ def link_line(torch: Any, device: Any, nodes: int, group: Any = None) -> str:
 
     By the largest all-reduce that is short, of each size the second, and by its slowest rank.
     """
-    ranks, size, slowest = torch.distributed.get_world_size(group), LEAST, 0.0
+    ranks, size = torch.distributed.get_world_size(group), LEAST
     name = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
     while True:
         sums = torch.zeros(size // 4, device=device)
