@@ -61,9 +61,10 @@ def measure(trainer: Any, batches: Any) -> dict[str, float]:
 
         return [timed(step) for _ in range(count)]
 
+    queue = checkpoint.beside_training()
     usual, found = median(steps()[STEPS // 2 :]), dict[str, list[float]]()
     for _ in range(TIMES):
-        for name, beside in (("save", None), ("async", compat.async_saving())):
+        for name, beside in (("save", None), ("async", queue)):
             trainer.beside = beside
             found.setdefault(name, []).append(timed(trainer._save))
             folder = Path(trainer.arguments.save) / f"iter_{trainer.progress.iteration:07d}"
@@ -73,6 +74,7 @@ def measure(trainer: Any, batches: Any) -> dict[str, float]:
             found.setdefault("written after", []).extend([whole + beside_it[0]] if beside else [])
             steps(2)
     told = {name: median(each) for name, each in found.items()}
+    told["first async"] = found["async"][0]  # which makes room for the copies
     told |= {"step": usual, "GB": sum(path.stat().st_size for path in folder.iterdir()) / 1e9}
     copies = [folder.with_name(f"copy-{number}") for number in range(TIMES)]
     told["copy"] = median(timed(partial(copy, folder, to)) for to in copies)

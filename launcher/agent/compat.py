@@ -169,9 +169,12 @@ def async_saving() -> tuple[Any, dict[str, Any]]:
 
     From 0.17 on they are nvidia-resiliency-ext's, where that is here in 0.6 or newer.
     """
+    from megatron.core.dist_checkpointing import serialization
     from megatron.core.dist_checkpointing.strategies import async_utils, torch
 
-    how: dict[str, Any] = {"async_sharded_save": True}
+    strategy = serialization.get_default_save_sharded_strategy()
+    strategy.use_cached_ckpt_structure = True  # planned anew, a save takes 0.1 s longer
+    how: dict[str, Any] = {"async_sharded_save": True, "sharded_strategy": strategy}
     if not hasattr(torch, "get_async_strategy"):
         return async_utils.AsyncCallsQueue(), how
     name, modules = torch.get_async_strategy()

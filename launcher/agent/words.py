@@ -14,6 +14,9 @@ STOPPED = f"{SAYS}stopped: "
 REPORTS = "stalled-"
 """Begins the name of a report's folder, which ends in its number."""
 
+DIVERGED = "the loss or gradient was NaN from iteration {} to the end"
+"""Reported by nodes and by the launcher where a run's numbers were NaN."""
+
 CONCLUSION = "in short: "
 """Begins the line of a report that says whom the others wait for."""
 

@@ -204,7 +204,7 @@ class TiedEmbedding(torch.autograd.Function):
 
 
 class KernelOutputLoss(torch.autograd.Function):
-    """Cross-entropy in fp32, [n], of x [n, h] @ weightᵀ: `compiled.OutputLoss` by a kernel."""
+    """Cross-entropy in fp32, [n], of x [n, h] @ weightᵀ: `compiled.output_loss` by a kernel."""
 
     @staticmethod
     def forward(

@@ -68,7 +68,7 @@ class CompiledColumn(ColumnParallelLinear):
 
 
 class LastProduct(CompiledColumn):
-    """The output layer, which leaves its product to `OutputLoss` where it is asked to."""
+    """The output layer, which leaves its product to `output_loss` where it is asked to."""
 
     left = False
 
@@ -79,40 +79,14 @@ class LastProduct(CompiledColumn):
         return super().forward(input_, weight, *args, **kwargs)
 
 
-class OutputLoss(torch.autograd.Function):
+def output_loss(x: torch.Tensor, weight: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
     """The output layer's product and its cross-entropy in fp32, [n], from x [n, h].
 
-    The loss's gradient is made while the logits are in the cache, and takes their place: half the
-    memory. A token's factor comes in after the products, where it costs little.
+    weight is [vocabulary, h], `wanted` int64 [n]. Compiled as one, torch writes the gradient over
+    the logits, which nobody else has: half the memory of a function with a gradient of its own.
     """
-
-    @staticmethod
-    def forward(
-        ctx: Any, x: torch.Tensor, weight: torch.Tensor, wanted: torch.Tensor
-    ) -> torch.Tensor:
-        """weight is [vocabulary, h], `wanted` int64 [n]."""
-        logits = (x @ weight.t()).float()
-        most = logits.amax(-1, keepdim=True)
-        shares = (logits - most).exp()
-        total = shares.sum(-1, keepdim=True)
-        chosen = logits.gather(-1, wanted.unsqueeze(-1))
-        numbers = torch.arange(weight.shape[0], device=x.device)
-        one = (numbers == wanted.unsqueeze(-1)).float()
-        ctx.save_for_backward(x, weight, (shares / total - one).to(x.dtype))
-        return (total.log() + most - chosen).squeeze(-1)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
-        """The gradients of x and the weight."""
-        x, weight, slope = ctx.saved_tensors
-        factor = grads[0].unsqueeze(-1)
-        weighed = (x * factor).to(x.dtype)
-        return ((slope @ weight) * factor).to(x.dtype), slope.t() @ weighed, None
-
-
-def _output_loss(x: torch.Tensor, weight: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
-    made: torch.Tensor = OutputLoss.apply(x, weight, wanted)
-    return made
+    logits = (x @ weight.t()).float()
+    return torch.nn.functional.cross_entropy(logits, wanted, reduction="none")
 
 
 class CompiledRow(RowParallelLinear):
@@ -207,7 +181,7 @@ class GPT(GPTModel):
     ranks: LayerRanks
     compiled: Any = None
     loss: Any = staticmethod(losses)
-    output_loss: Any = staticmethod(OutputLoss.apply)
+    output_loss: Any = staticmethod(output_loss)
     expert_ranks: Any = None
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -242,8 +216,7 @@ class GPT(GPTModel):
             self._take_kernels()
         if self.post_process:
             self.output_layer.__class__ = LastProduct  # no spec names it
-            left = self.ranks.size == 1 and not self.config.fp16  # which the slope underflows
-            self.output_layer.left = left
+            self.output_layer.left = self.ranks.size == 1
         for module in self.modules():
             if isinstance(module, CompiledColumn | CompiledRow):
                 module.ranks = self.ranks
@@ -255,7 +228,7 @@ class GPT(GPTModel):
         limit = "recompile_limit" if hasattr(torch._dynamo.config, "recompile_limit") else ""
         setattr(torch._dynamo.config, limit or "cache_size_limit", KINDS)
         self.loss = torch.compile(losses, dynamic=False)
-        self.output_loss = torch.compile(_output_loss, dynamic=False)
+        self.output_loss = torch.compile(output_loss, dynamic=False)
         for layer in self.decoder.layers:
             layer.compile_training()
 
@@ -286,11 +259,11 @@ class GPT(GPTModel):
     def plain(self, part: str) -> None:
         """Do without "kernels", or all that is "compiled"."""
         if part == "kernels":
-            self.decoder.plain, self.output_loss = True, OutputLoss.apply
+            self.decoder.plain, self.output_loss = True, output_loss
             self.decoder.gradients.place = {}.get  # of none
             self.decoder.gradients.forget()
             return
-        self.compiled, self.loss, self.output_loss = None, losses, OutputLoss.apply
+        self.compiled, self.loss, self.output_loss = None, losses, output_loss
         if self.post_process:
             self.output_layer.left = False
         for layer in self.decoder.layers:

@@ -23,6 +23,9 @@ from megatron.core.dist_checkpointing.mapping import (
     LocalNonpersistentObject,
     ShardedBase,
     ShardedObject,
+    ShardedTensor,
+    apply_factories,
+    is_main_replica,
 )
 
 from launcher.agent import compat
@@ -158,18 +161,52 @@ def _sharded(parts: Sequence[Any], optimizer: Any, is_loading: bool) -> dict[str
     return state
 
 
+class HostCopies:
+    """Pinned copies of a checkpoint's tensors, which the next save writes over.
+
+    Megatron would copy once it has planned the save, to memory that the first two saves allocate.
+    """
+
+    def __init__(self) -> None:
+        self.kept: dict[tuple[str, tuple[int, ...]], torch.Tensor] = {}
+
+    def replace(self, state: dict[str, Any]) -> None:
+        """Begin to copy what this rank saves of a state, and have the state name the copies."""
+        apply_factories(state)
+        for each in nested_values(state):
+            if isinstance(each, ShardedTensor) and is_main_replica(each.replica_id):
+                each.data = self._copied(each.key, each.global_offset, each.data.detach())
+
+    def _copied(self, key: str, offset: tuple[int, ...], data: torch.Tensor) -> torch.Tensor:
+        if data.device.type == "cpu":
+            return data
+        kept = self.kept.get((key, offset))
+        if kept is None or (kept.shape, kept.dtype) != (data.shape, data.dtype):
+            kept = torch.empty(data.shape, dtype=data.dtype, pin_memory=True)
+            self.kept[key, offset] = kept
+        return kept.copy_(data, non_blocking=True)
+
+
+Beside = tuple[Any, dict[str, Any], HostCopies]
+
+
+def beside_training() -> Beside:
+    """What `save` needs to write beside training: `compat.async_saving`, and memory for copies."""
+    return (*compat.async_saving(), HostCopies())
+
+
 def save(
     root: str,
     parts: Sequence[Any],
     optimizer: Any,
     progress: TrainingProgress,
     arguments: Mapping[str, Any],
-    beside: tuple[Any, dict[str, Any]] | None = None,
+    beside: Beside | None = None,
 ) -> Path:
     """Write a checkpoint under a temporary name, then give it its own and note it as newest.
 
     `parts` are this rank's of the model, `arguments` what it was made by, under upstream's names.
-    All ranks call this together. With `compat.async_saving`, `beside`, it returns once there is a
+    All ranks call this together. With `beside`, of `beside_training`, it returns once there is a
     copy in the host's memory: another process writes that, and `finish` names it. Raises
     `RunError` on a full or read-only disk; then nothing of it stays. So it does where another run
     has taken the folder over.
@@ -177,6 +214,8 @@ def save(
     mine = _saver(os.environ.get(lineage.HOLDER))
     partial = folders.partial(root, progress.iteration, mine)
     state = _sharded(parts, optimizer, is_loading=False)
+    if beside:
+        beside[2].replace(state)
     state.update(
         progress=vars(progress),
         layout=layout(),
@@ -192,6 +231,7 @@ def save(
             _on_rank_0(lambda: folders.publish(Path(root), progress.iteration, mine))
 
         if beside:
+            beside[1]["validate_access_integrity"] = False  # as the first save was found
             request.add_finalize_fn(publish)
             beside[0].schedule_async_request(request)
         else:
