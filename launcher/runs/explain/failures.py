@@ -48,7 +48,7 @@ RAISED = re.compile(
 )
 UNCAUGHT = re.compile(
     r"\s*(?:\[\w+\]: *)?(?:\w+\.)*(?:[A-Z]\w*)?(?:Error|Exception|Timeout|StopIteration)\b|"
-    r"[\w/.-]+: (?:cannot|can't) |\S*: (?:line )?\d+: |(?:\S+: )?(?:error|runner): "
+    r"\S*: (?:line )?\d+: |(?:\S+: )?(?:error|runner): "
 )
 """How a line begins that ends a program: Python's last one of a traceback, or a tool's."""
 
