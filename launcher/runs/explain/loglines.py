@@ -18,25 +18,13 @@ MOST_PREFIXES = 8
 
 LINES: dict[str, Any] = yaml.load(Path(__file__).with_name("lines.yaml").read_bytes(), Loader)  # noqa: S506
 PREFIX = re.compile(LINES["prefix"], re.VERBOSE)
-"""What stands before a line's words: a rank or node, a time, a level."""
-
-RANK = re.compile(r"\[(?:rank|default)?(\d+)\]:|\b[Rr]ank[ =:](\d+)\b|^ *(\d+): ")
-NODE = re.compile(r"^(node-\d+) \| |^([A-Za-z][\w.-]*):\d+:\d+ \[\d+\]|\bON (\S+) CANCELLED\b")
-TIME = re.compile(r"\b(?:\d{4}-\d\d-\d\d[T ])?\d\d:\d\d:\d\d(?:[.,]\d+)?\b")
-
-WARNING = re.compile(
-    r"\bWARNING\b|\b(?:User|Future|Deprecation|Runtime|Resource)Warning: |\[W[ \d:]|^W\d{4} "
+RANK, NODE, TIME, WARNING, IGNORED = (
+    re.compile(LINES[name]) for name in ("rank", "node", "time", "warning", "ignored")
 )
-"""A line at the level of a warning: loggers', Python's, torch's and glog's."""
-
 OLD_WARNING = re.compile(r"(\b\w+\.(?:cc|cu|h):\d+) WARN ")
 ESCAPED = re.compile(r'\\+"')
 """A quote in a message that an engine passed on as a string."""
 
-IGNORED = re.compile(
-    r"Exception ignored|Error in atexit|.{0,24}matching Triton|\S*ld: cannot find -l(?:aio|cufile)"
-)
-"""The words of Python, xFormers and DeepSpeed's probes before an error that ends nothing."""
 LAST_ERROR = "Last error:"
 WARNS = "NCCL WARN "
 """NCCL's warning; torch repeats the last one, whatever NCCL_DEBUG is, in a line of its own."""

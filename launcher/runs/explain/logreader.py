@@ -63,11 +63,10 @@ class LogReader:
     def _look(self, piece: bytes, first: int) -> None:
         """Note what the log's head says of the run, and the last iteration so far."""
         if first == 1:
-            found = {name: pattern.search(piece, 0, HEAD) for name, pattern in PATTERNS.items()}
             self.about = {
                 name: match[1].decode(errors="replace").strip()
-                for name, match in found.items()
-                if match
+                for name, pattern in PATTERNS.items()
+                if (match := pattern.search(piece, 0, HEAD))
             }
         for match in ITERATION.finditer(piece, max(0, len(piece) - FAR)):
             self.about["last iteration"] = match[1].decode()
