@@ -80,6 +80,7 @@ def test_what_the_base_has_stays_as_it_is(empty_site: Settings) -> None:
         (["helper>1"], r"helper>=2.0 needs regex>=2025, and the base has regex 2023.12.25"),
         (["numpy>=2"], r"this asks for numpy>=2, and the base has numpy 1.26.4"),
         (["model", "torch>=2.6"], "torch>=2.6, and the base has torch 2.5.0a0"),
+        (["numpy>1,!=1.26.4"], r"asks for numpy>1,!=1.26.4, and the base has numpy 1.26.4"),
         (["nothing-like-it"], "nothing-like-it"),
     ],
 )
