@@ -90,7 +90,7 @@ def _one_line(said: str) -> str:
 
 def _asked(text: str) -> Iterator[_Claim]:
     """What the user requires, by the lists after `you require`."""
-    for clause in text.split("you require ")[1:]:
+    for clause in re.split("(?<!conclude that )you require ", text)[1:]:
         for one in re.split(r", |\. |\.$", clause, maxsplit=1)[0].split(" and "):
             if found := ASKED.fullmatch(one):
                 yield "", "", found[1], found[2]

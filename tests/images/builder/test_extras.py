@@ -227,6 +227,11 @@ LACKING = "has no wheel for this Python and platform, and none is compiled here"
             "Because you require a<1 and you require a>2, we can conclude",
             "this asks for a>2, and this asks for a<1",
         ),
+        (  # what uv concludes is nothing that anybody asks for
+            "Because only helper<=1 is there and you require helper>1, we can conclude that you "
+            "require helper>=2. And because you require helper<2, we can conclude",
+            None,
+        ),
         *(  # uv's own text was shown for what is no single range
             (
                 f"cause: Because you require {ranges} and numpy==1.26.4, we can conclude that your "
