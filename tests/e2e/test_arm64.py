@@ -117,7 +117,7 @@ def published(
 
 
 @pytest.mark.long
-@pytest.mark.timeout(3600)
+@pytest.mark.timeout(7200)
 def test_a_whole_image_for_arm64_is_built_and_verified_on_another_machine(
     engine: DockerClient, site: Settings, published: str, tmp_path: Path
 ) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from itertools import product
 
@@ -40,8 +40,8 @@ class _Known:
 
     there: Mapping[str, str]
     bounds: Mapping[str, str]
-    claims: Mapping[str, Sequence[_Claim]]
-    lacking: Mapping[str, Sequence[tuple[bool, str]]]
+    claims: dict[str, list[_Claim]] = field(default_factory=lambda: defaultdict(list))
+    lacking: dict[str, list[tuple[bool, str]]] = field(default_factory=lambda: defaultdict(list))
 
 
 def clash_in(said: str, there: Mapping[str, str], limits: Sequence[str] = ()) -> str | None:
@@ -52,8 +52,9 @@ def clash_in(said: str, there: Mapping[str, str], limits: Sequence[str] = ()) ->
     """
     text = _one_line(said)
     claims = [*dict.fromkeys([*_asked(text), *NEEDS.findall(text)])]
-    bounds = {canonicalize_name(one.name): str(one.specifier) for one in map(Requirement, limits)}
-    known = _Known(there, bounds, defaultdict(list), defaultdict(list))
+    ours = map(Requirement, limits)
+    bounds: dict[str, str] = {canonicalize_name(one.name): str(one.specifier) for one in ours}
+    known = _Known(there, bounds)
     for claim in claims:
         known.claims[claim[2]].append(claim)
     for every, name, limit in WHEELLESS.findall(text):
@@ -89,7 +90,7 @@ def _one_line(said: str) -> str:
 
 def _asked(text: str) -> Iterator[_Claim]:
     """What the user requires, by the lists after `you require`."""
-    for clause in text.split("you require ")[1:]:
+    for clause in re.split("(?<!conclude that )you require ", text)[1:]:
         for one in re.split(r", |\. |\.$", clause, maxsplit=1)[0].split(" and "):
             if found := ASKED.fullmatch(one):
                 yield "", "", found[1], found[2]

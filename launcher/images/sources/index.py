@@ -107,7 +107,7 @@ def newest_release(project: str, python: str, site: Settings) -> tuple[Version, 
         wheels = {version for version, file in found if file.filename.endswith(".whl")}
         fits = (v for v, file in found if SpecifierSet(file.requires_python or "").contains(python))
         newest = max((one for one in fits if not one.is_prerelease), default=None)
-        return newest and (newest, newest in wheels)
+        return (newest, newest in wheels) if newest else None
     return None
 
 

@@ -163,7 +163,8 @@ def _uv(
 def _read(pylock: str, wanted: RequirementSet) -> ResolvedSet:
     """The pins in a pylock.toml for one platform, as they were spelt before."""
     spelt = {pin.lower().replace("_", "-"): pin for pin in wanted.before}
-    pins, rests_on, times = [], {}, {}
+    pins, rests_on = [], {}
+    times: dict[str, datetime] = {}
     for package in tomllib.loads(pylock).get("packages", []):
         name = canonicalize_name(package["name"])
         version = package["version"].removesuffix(LOCAL)

@@ -16,8 +16,8 @@ from launcher.base.errors import LauncherError
 from launcher.base.reference import parse_reference
 from launcher.base.settings import Settings
 from launcher.images.matrix.schema import Matrix
-from launcher.images.oci import repository
 from launcher.images.sources import fetch, index, source
+from launcher.tools.news import repository
 
 AT_A_TIME = 6  # places asked
 PROJECT = "megatron-core"

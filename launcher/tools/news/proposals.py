@@ -21,8 +21,8 @@ from launcher.base import owned, yamlfile
 from launcher.base.errors import LauncherError, UsageError, first_fault
 from launcher.base.settings import Settings
 from launcher.images.matrix.schema import AMD64, Matrix, MegatronRelease, Row, misfit
-from launcher.images.oci import repository
 from launcher.images.sources import source
+from launcher.tools.news import repository
 from launcher.tools.news.news import UpstreamNews
 
 if sys.version_info >= (3, 11):

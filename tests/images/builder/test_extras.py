@@ -80,6 +80,7 @@ def test_what_the_base_has_stays_as_it_is(empty_site: Settings) -> None:
         (["helper>1"], r"helper>=2.0 needs regex>=2025, and the base has regex 2023.12.25"),
         (["numpy>=2"], r"this asks for numpy>=2, and the base has numpy 1.26.4"),
         (["model", "torch>=2.6"], "torch>=2.6, and the base has torch 2.5.0a0"),
+        (["numpy>1,!=1.26.4"], r"asks for numpy>1,!=1.26.4, and the base has numpy 1.26.4"),
         (["nothing-like-it"], "nothing-like-it"),
     ],
 )
@@ -225,6 +226,11 @@ LACKING = "has no wheel for this Python and platform, and none is compiled here"
         (
             "Because you require a<1 and you require a>2, we can conclude",
             "this asks for a>2, and this asks for a<1",
+        ),
+        (  # what uv concludes is nothing that anybody asks for
+            "Because only helper<=1 is there and you require helper>1, we can conclude that you "
+            "require helper>=2. And because you require helper<2, we can conclude",
+            None,
         ),
         *(  # uv's own text was shown for what is no single range
             (

@@ -15,6 +15,7 @@ from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import pytest
+from packaging.version import Version
 
 from launcher.base.errors import BuildError
 from launcher.base.settings import Settings
@@ -234,10 +235,11 @@ def test_a_release_that_was_taken_back_is_no_newest(served: Index, empty_site: S
     names = {"megatron_core-0.3-py3-none-any.whl": False, "megatron_core-0.4.tar.gz": "breaks"}
     page = [{"filename": name, "url": name, "yanked": why} for name, why in names.items()]
     served.files["/simple/megatron-core/"] = (JSON, json.dumps({"files": page}).encode())
-    assert index.newest_without_wheel("megatron-core", "3.10", empty_site) is None
+    assert index.newest_release("megatron-core", "3.10", empty_site) == (Version("0.3"), True)
     page[1]["yanked"] = False
     served.files["/simple/megatron-core/"] = (JSON, json.dumps({"files": page}).encode())
-    assert str(index.newest_without_wheel("megatron-core", "3.10", empty_site)) == "0.4"
+    found = index.newest_release("megatron-core", "3.10", empty_site)
+    assert found == (Version("0.4"), False)
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"files": [{"url": 1}]}', "{" * 9999])

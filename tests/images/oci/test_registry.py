@@ -24,8 +24,8 @@ from launcher.images.oci.container import container_of, copy_out
 from launcher.images.oci.layout import sha256
 from launcher.images.oci.pull import PullCause, classify, describe_pull_failure, unpullable
 from launcher.images.oci.registry import PLATFORM, address_of, resolve
-from launcher.images.oci.repository import tags
 from launcher.images.sources.pins import digest_at
+from launcher.tools.news.repository import tags
 from tests.images.oci import fake_registry
 from tests.images.oci.fake_registry import LIST, MANIFEST, OCI_INDEX, OCI_MANIFEST, Fake
 
