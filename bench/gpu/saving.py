@@ -28,7 +28,7 @@ SIZES = (
     "--vocab-size 50257 --micro-batch-size 16 --bf16 --train-iters 1000 --lr 1e-4 --mock-data "
     "--eval-iters 0 --log-interval 1000"
 )
-STEPS, TIMES = 12, 3
+STEPS, TIMES = 12, 6
 
 
 def timed(work: Callable[[], Any]) -> float:
