@@ -7,7 +7,8 @@ __version__ = "0.2.0"
 
 TYPE_CHECKING = False  # as typing has it, whose import takes as long as all else here
 if TYPE_CHECKING:
-    from launcher.api import LauncherError, Run, RunFile, build_image, load_matrix
+    from launcher.api import LauncherError, Run, RunFile, build_image
+    from launcher.images.matrix.load import load_matrix
 
 __all__ = ["LauncherError", "Run", "RunFile", "build_image", "load_matrix"]
 
@@ -16,6 +17,7 @@ def __getattr__(name: str) -> object:
     """What is imported once it is asked for."""
     if name not in __all__:
         raise AttributeError(f"module 'launcher' has no attribute {name!r}")
-    from launcher import api
+    from importlib import import_module
 
-    return getattr(api, name)
+    home = "images.matrix.load" if name == "load_matrix" else "api"
+    return getattr(import_module(f"launcher.{home}"), name)

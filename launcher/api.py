@@ -32,13 +32,11 @@ from launcher.agent.checkpoints import folders, lineage
 from launcher.agent.checkpoints.folders import CheckpointFolder
 from launcher.base.errors import EngineError, LauncherError, PreflightError, UsageError
 from launcher.base.settings import ROOT, expanded, settings
-from launcher.images.matrix.load import load_matrix
 from launcher.runs.backends import backend
-from launcher.runs.explain import failures
-from launcher.runs.explain.failures import Explanation
 from launcher.runs.follow import find, supervise
 from launcher.runs.follow.again import resumed
 from launcher.runs.follow.assemble import PlannedRun, assemble, new_stamp
+from launcher.runs.follow.live import tell
 from launcher.runs.follow.start import begin, check_start, keep
 from launcher.runs.plan.job import Backend
 from launcher.runs.records import owner, plot, record, runs, watch
@@ -51,11 +49,12 @@ if TYPE_CHECKING:
     import pandas
 
     from launcher.images.builder.image import BuiltImage
+    from launcher.runs.explain.failures import Explanation
     from launcher.tools.data.text import TokenizedRun
 
 __all__ = [
     "EngineError", "LauncherError", "PreflightError", "Run", "RunFile", "UsageError",
-    "build_image", "load_matrix",
+    "build_image",
 ]  # fmt: skip
 
 HERE = Origin("this RunFile", {}, {})
@@ -95,7 +94,7 @@ class RunFile:
 
     def plan(self, on: str = "docker") -> PlannedRun:
         """What would be run on a backend, fully resolved; nothing is started. Raises UsageError."""
-        asked, chosen, _ = self._asked(on)
+        asked, chosen, _ = self.request(on)
         return assemble(asked, chosen, new_stamp(), dry=True)
 
     def show(self, on: str = "docker") -> str:
@@ -109,7 +108,7 @@ class RunFile:
         """What it will take, as `launcher forecast --json`; `gpu` as there: "h100-80gb"."""
         from launcher.tools.forecast import ask, text
 
-        asked, chosen, _ = self._asked(on)
+        asked, chosen, _ = self.request(on)
         return text.as_json(ask.of_request(asked, chosen, gpu)[0])
 
     def start(self, on: str = "docker", *, preflight: bool = True) -> Run:
@@ -118,7 +117,7 @@ class RunFile:
         Texts are tokenized first. Raises UsageError, EngineError, and PreflightError where the run
         can't work on this machine.
         """
-        asked, chosen, data = self._asked(on)
+        asked, chosen, data = self.request(on)
         if chosen.tasks:
             raise UsageError("slurm.array is several runs", "Start them with: launcher run")
         if data.text:
@@ -126,7 +125,8 @@ class RunFile:
             data.make()
         return _started(asked, chosen, preflight=preflight)
 
-    def _asked(self, on: str) -> tuple[RunRequest, Backend, TokenizedRun]:
+    def request(self, on: str) -> tuple[RunRequest, Backend, TokenizedRun]:
+        """What is asked of a backend, and the texts that are tokenized before it starts."""
         from launcher.runs.follow.assemble import release
         from launcher.tools.data import text
 
@@ -222,18 +222,41 @@ class Run:
         return pandas.DataFrame(self.metrics(kind))
 
     def log(self) -> str:
-        """What it has written until now, of all attempts."""
-        return "".join(path.read_text(errors="replace") for path in watch.logs(self.folder))
+        """What it has written until now, of all attempts that a launcher has followed."""
+        return b"".join(_read(watch.logs(self.folder))).decode(errors="replace")
+
+    def output(self, *, follow: bool = False) -> Iterator[tuple[bool, bytes]]:
+        """What it writes, each piece with whether it is stderr's; or what was kept of it."""
+        try:
+            _, job = find.job(self.id)
+        except LauncherError as error:
+            kept = list[Path]()
+            with suppress(UsageError):
+                kept = watch.logs(Run.find(self.id).folder)
+            if not kept:
+                raise
+            if isinstance(error, EngineError):
+                tell("an engine doesn't answer; this is what was kept until now")
+            yield from ((False, data) for data in _read(kept))
+            return
+        yield from ((is_error, data) for is_error, data, _ in job.output(follow=follow))
 
     def explain(self) -> Explanation:
         """What made it fail and what mends it; `.lines` are in words. Raises UsageError."""
-        pieces = (path.read_bytes() for path in watch.logs(self.folder))
-        return failures.explain(pieces, runs.cause(self.id))
+        from launcher.runs.explain import failures
+
+        return failures.explain((data for _, data in self.output()), runs.cause(self.id))
 
     def stop(self, *, now: bool = False, grace: int | None = None) -> None:
         """Ask it to save a checkpoint and end, or end it `now`. Raises UsageError where it has."""
-        _, job = find.job(self.id)
-        supervise.stop(job, now=now, grace=grace)
+        try:
+            _, job = find.job(self.id)
+        except UsageError:
+            if not owner.stop_in_pause(record.find(self.id).run):
+                raise
+            tell(f"run {self.id} is between two attempts, and won't be started again")
+        else:
+            supervise.stop(job, now=now, grace=grace)
 
     def resume(self, changes: Mapping[str, Any] | None = None, on: str | None = None) -> Run:
         """Go on from its newest complete checkpoint, also with another number of `gpus`.
@@ -288,6 +311,12 @@ def _started(asked: RunRequest, chosen: Backend, *, preflight: bool = True) -> R
         run = Run(begin(chosen, plan, attach=False).run)
     run._follower()
     return run
+
+
+def _read(paths: list[Path]) -> Iterator[bytes]:
+    for path in paths:
+        with path.open("rb") as log:
+            yield from iter(lambda: log.read(1 << 20), b"")
 
 
 def _overrides(changes: Mapping[str, Any] | None) -> list[Override]:

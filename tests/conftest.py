@@ -151,8 +151,9 @@ def cpu_images(engine: DockerClient, site: Settings, bases: BaseNames) -> CpuIma
 
 
 SCOPES = {
-    "inside": "train_in_image local weights_in_image docs_in_image data example trained doctor",
-    "runs": "compose compose_create debian13 faults gpus payload shell slurm source_mount watchdog",
+    "inside": "train_in_image local weights_in_image docs_in_image data example trained doctor "
+    "payload watchdog",
+    "runs": "compose compose_create debian13 faults gpus shell slurm source_mount",
 }
 """The files that train in the CPU image, and those whose runs are started, stopped and killed; the
 others that need an engine make and count images."""

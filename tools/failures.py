@@ -26,8 +26,9 @@ launcher explain slurm-4711.out
 ```
 
 Of several causes in a log, the first one is reported. A line marked with * counts only where no
-other cause is in the log, since ranks also write it when another rank has failed. The table has
-what to do first; `launcher explain` prints all.
+other cause is in the log, since ranks also write it when another rank has failed. A line with ? has
+several causes: it is printed as a clue, with all of them. The table has what to do first for the
+likeliest one.
 """
 FEWEST, LONG = 4, 10  # words
 FURTHER = re.compile(r", (?:or|which|where|since|as|so) |(?<![A-Z]): (?=[a-z])| \(")
@@ -45,7 +46,10 @@ def page() -> str:
 
 def _row(known: Failure) -> str:
     since = "" if known.since == "any" else f" ({known.since})"
-    cells = (f"{known.name}{'*' * known.follows}{since}", _first(known.cure))
+    cells = (
+        f"{known.name}{'*' * known.follows}{'?' * bool(known.either)}{since}",
+        _first(known.cure or known.either[0]),
+    )
     return "".join(f"| {cell.replace('|', chr(92) + '|')} " for cell in cells) + "|\n"
 
 

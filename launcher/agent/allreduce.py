@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from launcher.agent import cpu
+from launcher.agent import cpu, words
 
 MB = 1_000_000
 SIZES = (1, 4, 16, 64, 256)
@@ -25,6 +25,11 @@ the ranks, which bf16 holds exactly for up to 85 of them."""
 
 PAIR_BYTES = 16 << 20
 TIMEOUT = datetime.timedelta(minutes=2)
+
+LEAST, MOST, GROWTH, ENOUGH = 1 << 20, 256 << 20, 4, 0.025
+"""Bytes of what is summed before the start, and how it grows until it takes so many seconds: all
+sizes together take 0.1 s at most where the first doesn't take longer."""
+
 HEADING = f"{'MB':>6} {'type':>6} {'ms':>9} {'alg GB/s':>8} {'bus GB/s':>8}  sums"
 
 
@@ -91,6 +96,28 @@ def measure(torch: Any, size: int, dtype: Any, group: Any) -> dict[str, Any]:
     slowest, wrong = told.tolist()
     name = "fp32" if dtype is torch.float32 else "bf16"
     return measured(size, name, torch.distributed.get_world_size(), slowest, not wrong)
+
+
+def link_line(torch: Any, device: Any, nodes: int, group: Any = None) -> str:
+    """The bus bandwidth of a group on so many nodes, as `words.LINK` reads it; all ranks call it.
+
+    By the largest all-reduce that is short, of each size the second, and by its slowest rank.
+    """
+    ranks, size, slowest = torch.distributed.get_world_size(group), LEAST, 0.0
+    name = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
+    while True:
+        sums = torch.zeros(size // 4, device=device)
+        for _ in range(2):
+            began = time.perf_counter()
+            torch.distributed.all_reduce(sums, group=group)
+            sums[0].item()  # which waits for it
+            took = torch.full((1,), time.perf_counter() - began, device=device)
+        torch.distributed.all_reduce(took, op=torch.distributed.ReduceOp.MAX, group=group)
+        slowest = float(took.item())
+        if size == MOST or slowest * GROWTH > ENOUGH:
+            rate = measured(size, "fp32", ranks, slowest, right=True)["bus_gb_s"]
+            return words.link(nodes, ranks // nodes, name, rate)
+        size *= GROWTH
 
 
 def copies_arrive(torch: Any, source: int, target: int) -> bool:

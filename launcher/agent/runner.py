@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from launcher.agent import start, traces
+from launcher.agent import diverged, start, traces
 from launcher.agent.checkpoints import folders, lineage
 from launcher.agent.checkpoints.hold import FolderHeldError, Hold
 from launcher.agent.checkpoints.retention import Retention
@@ -29,7 +29,7 @@ from launcher.agent.ranks import alike, bus, driver, oom, rank, signals, stacks
 from launcher.agent.ranks.job import JobRefusal, MismatchError, RankJob, parse, read_secrets
 from launcher.agent.ranks.peers import PeerNodes, RemoteFailure
 from launcher.agent.stall import stall
-from launcher.agent.words import ASK, NEEDS, REFUSES, STOPPED, say
+from launcher.agent.words import ASK, DIVERGED, NEEDS, REFUSES, STOPPED, say
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP)
 """Those that ask a run to stop; SIGHUP not where it was ignored from the beginning (nohup)."""
@@ -304,8 +304,9 @@ def run(job: RankJob, environ: Mapping[str, str]) -> int:
         signals.catch([stacks.SIGNAL])
         watch = RankWatch(job, ranks, events, collector, peers, log_dir)
         code = watch.wait()
-    if peers and code == 0:
-        peers.done()
+        own = diverged.noted(log_dir)
+    if peers and code == 0 and (first := peers.done(own)) and not own:
+        say(DIVERGED.format(first))  # the launcher here has no line of it
     pids = {job.rank(n): process.pid for n, process in ranks.items()}
     for line in written.told(pids, job.nsys) if written else ():
         say(line)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 
 SAYS = "runner: "
@@ -12,6 +13,9 @@ STOPPED = f"{SAYS}stopped: "
 
 REPORTS = "stalled-"
 """Begins the name of a report's folder, which ends in its number."""
+
+DIVERGED = "the loss or gradient was NaN from iteration {} to the end"
+"""Reported by nodes and by the launcher where a run's numbers were NaN."""
 
 CONCLUSION = "in short: "
 """Begins the line of a report that says whom the others wait for."""
@@ -39,6 +43,17 @@ def compiling(data: bytes, before: bool) -> bool:
     """Whether it compiles after writing `data`, where it did or didn't `before`."""
     begun, *ended = (data.rfind(word.encode()) for word in (COMPILING, COMPILED, FAST))
     return begun > max(ended) or (before and max(ended) < 0)
+
+
+LINK = re.compile(
+    r"all-reduce of (\d{1,6}) × (\d{1,6}) ranks, (.{1,80}): (\d{1,9}\.\d+) GB/s of bus bandwidth"
+)
+"""The rate of an all-reduce before the start: nodes, ranks of each, the GPU's name, GB/s."""
+
+
+def link(nodes: int, each: int, gpu: str, rate: float) -> str:
+    """The text that LINK reads."""
+    return f"all-reduce of {nodes} × {each} ranks, {gpu}: {rate:.3f} GB/s of bus bandwidth"
 
 
 def say(text: str, who: str = SAYS) -> None:

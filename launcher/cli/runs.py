@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from contextlib import suppress
 from datetime import datetime, timezone, tzinfo
 from itertools import islice
-from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 from launcher.base.errors import EngineError, LauncherError, UsageError, nearest
@@ -88,29 +87,6 @@ def attach(args: Namespace) -> int:
     return attach(args.run, shown(args))
 
 
-def _written(run: str, *, follow: bool = False) -> Iterator[tuple[bool, bytes]]:
-    """What a run has written, of stderr or stdout, or what was kept of it."""
-    from launcher.runs.follow import find
-    from launcher.runs.follow.live import tell
-    from launcher.runs.records import record, watch
-
-    try:
-        _, job = find.job(run)
-    except LauncherError as error:
-        kept = list[Path]()
-        with suppress(UsageError):
-            kept = watch.logs(record.folder(record.find(run).run))
-        if not kept:
-            raise
-        if isinstance(error, EngineError):
-            tell("an engine doesn't answer; this is what was kept until now")
-        for path in kept:
-            with path.open("rb") as log:
-                yield from ((False, data) for data in _pieces(log))
-        return
-    yield from ((is_error, data) for is_error, data, _ in job.output(follow=follow))
-
-
 def _pieces(log: BinaryIO) -> Iterator[bytes]:
     return iter(lambda: log.read(1 << 20), b"")
 
@@ -126,18 +102,20 @@ def logs(args: Namespace) -> int:
 
     A line without a time has that of the last one before it, or of the run's start.
     """
+    from launcher.api import Run
     from launcher.runs.follow import lines
     from launcher.runs.follow.live import write
 
+    run = Run(args.run)
     zone, created = _times(args.run)
     start = lines.parse_since(args.since, zone) if args.since else None
 
     def chosen(follow: bool) -> Iterator[tuple[bool, bytes]]:
-        found = lines.lines(_written(args.run, follow=follow))
+        found = lines.lines(run.output(follow=follow))
         return lines.since(found, start, begun=created >= start) if start else found
 
     if args.tail is None:
-        found = chosen(args.follow) if start else _written(args.run, follow=args.follow)
+        found = chosen(args.follow) if start else run.output(follow=args.follow)
     elif args.follow:
         found = islice(chosen(True), max(0, sum(1 for _ in chosen(False)) - args.tail), None)
     else:
@@ -170,6 +148,7 @@ def explain(args: Namespace) -> int:
     """
     import json
 
+    from launcher.api import Run
     from launcher.base.settings import expanded
     from launcher.runs.explain import failures
     from launcher.runs.records import runs
@@ -181,7 +160,7 @@ def explain(args: Namespace) -> int:
         with path.open("rb") as log:
             explained = failures.explain(_pieces(log))
     else:
-        explained = failures.explain((data for _, data in _written(args.log)), runs.cause(args.log))
+        explained = Run(args.log).explain()
         how = runs.outcome(args.log)
     lines = explained.lines
     if how in ("finished", "stopped") and not (explained.signs or explained.suspects):
@@ -217,18 +196,11 @@ def stacks(args: Namespace) -> int:
 )
 def stop(args: Namespace) -> int:
     """Ask runs to save a checkpoint and end; remove what is left of ended ones."""
-    from launcher.runs.follow import find, live, supervise
-    from launcher.runs.records import owner, record
+    from launcher.api import Run
+    from launcher.runs.follow import find
 
     for text in find.named(args.runs):
-        try:
-            _, job = find.job(text)
-        except UsageError:
-            if not owner.stop_in_pause(record.find(text).run):
-                raise
-            live.tell(f"run {text} is between two attempts, and won't be started again")
-        else:
-            supervise.stop(job, now=args.now, grace=args.grace)
+        Run(text).stop(now=args.now, grace=args.grace)
     return 0
 
 

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import gc
-import os
 import sys
 from argparse import Namespace
 from collections.abc import Iterable
-from functools import partial
 from typing import TYPE_CHECKING
 
 from launcher.cli.command import GPUS, RUN, SHOWN, argument, command, flag, image, shown
@@ -72,21 +70,13 @@ def run(args: Namespace) -> int:
     gc.disable()  # imports leave no garbage, and looking for it takes a tenth of their time
     from dataclasses import replace
 
-    from launcher.base.settings import settings
-    from launcher.runs.backends import backend
-    from launcher.runs.follow.assemble import release
+    from launcher.api import RunFile
     from launcher.runs.follow.start import check_start, task
     from launcher.runs.runfile import source
-    from launcher.runs.runfile.source import RunRequest
-    from launcher.tools.data import text
 
-    config, origin = source.load(args.config, overrides(args))
-    chosen = backend(args.backend).configured(config)
-    if not (chosen.every_node or chosen.scheduled):
-        config, origin = source.numbered(config, origin, os.environ)
-    asked = RunRequest(config, origin, os.getcwd(), tuple(args.rest))
-    data = text.tokenized(config, origin, settings().cache, partial(release, asked, chosen))
-    asked = replace(asked, config=data.config, tie=args.tie)
+    file = RunFile(*source.load(args.config, overrides(args)), tuple(args.rest))
+    asked, chosen, data = file.request(args.backend)
+    asked = replace(asked, tie=args.tie)
     if args.dry_run:
         if numbers := chosen.tasks:
             asked = task(asked, numbers[0])

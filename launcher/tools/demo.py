@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 import os
 import platform
@@ -10,7 +11,9 @@ import shlex
 import subprocess
 import sys
 from collections import Counter
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +25,7 @@ from launcher.base import files, owned
 from launcher.base.errors import EngineError, LauncherError
 from launcher.base.screen import Progress, bare
 from launcher.base.settings import ROOT, Settings
+from launcher.images.builder import inputs
 from launcher.images.builder.image import BuildRequest, Builds
 from launcher.images.engine import acquire, connect
 from launcher.images.engine.connect import engine_host, is_private, socket_fault
@@ -80,7 +84,8 @@ def run(site: Settings) -> None:
             return
         builds = Builds(client, site, progress)
         tag = row_at_hand(builds, progress)
-        found = acquire.bases(client, builds.matrix, tag, site, progress)
+        with _fetching(builds, tag):
+            found = acquire.bases(client, builds.matrix, tag, site, progress)
         built = builds.build(BuildRequest(tag, base=found.base, builder=found.builder))
         progress.note(f"image {built.names[-1]} {'is there' if built.reused else 'is built'}")
         host, private = engine_host(client), is_private(client)
@@ -89,6 +94,19 @@ def run(site: Settings) -> None:
         _train(site.cache / "demo", f"Megatron {release}", "--set", f"image={tag}")
     if private:
         print(f"\n{whereabouts(host, site.answer_within)}")
+
+
+@contextmanager
+def _fetching(builds: Builds, tag: str) -> Iterator[None]:
+    """Fetch the row's source and packages beside the block, which keeps one processor busy.
+
+    What can't be fetched is reported by the build, which looks for it again.
+    """
+    wanted = builds.recipe(BuildRequest(tag)), BuildRequest(tag)
+    with ThreadPoolExecutor(1) as pool:
+        silent = Progress(io.StringIO())
+        pool.submit(inputs.fetch_all, [wanted], builds.matrix, None, builds.site, silent)
+        yield
 
 
 def row_at_hand(builds: Builds, progress: Progress) -> str:

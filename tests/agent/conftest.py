@@ -25,6 +25,8 @@ from tests.conftest import missing
 
 ROOT = Path(__file__).parents[2]
 
+SetGpus = Callable[[int], None]
+
 TINY = (
     "--num-layers 2 --hidden-size 32 --num-attention-heads 4 --seq-length 32 --vocab-size 100 "
     "--micro-batch-size 2 --global-batch-size 4 --train-iters 6 --lr 1e-2 --log-interval 1 "
@@ -77,10 +79,38 @@ class Run:
         return float(re.findall(r"lm loss value: (\S+)", self.output)[-1])
 
 
-def runner_command(processes: int, *program: str, options: Sequence[str] = ()) -> list[str]:
-    """The command that starts a program's ranks on the CPU."""
-    runner = [sys.executable, "-m", "launcher.agent.runner", "--cpu", *options]
+def runner_command(
+    processes: int, *program: str, options: Sequence[str] = (), cpu: bool = True
+) -> list[str]:
+    """The command that starts a program's ranks, by default on the CPU."""
+    runner = [sys.executable, "-m", "launcher.agent.runner", *(["--cpu"] if cpu else []), *options]
     return [*runner, "--processes-per-node", str(processes), "--", *program]
+
+
+TORCH = """\
+from types import SimpleNamespace
+cuda = SimpleNamespace(device_count=lambda: {gpus}, get_device_name=lambda number: "a GPU",
+    get_device_capability=lambda number: (9, 0), get_arch_list=lambda: [])
+distributed = SimpleNamespace(init_process_group=lambda *given, **more: None,
+    all_reduce=lambda sums: None)
+class full:
+    __init__ = lambda self, *given, **more: None
+    __eq__ = lambda self, other: self
+    all = lambda self: True
+"""
+"""In place of torch on a node with GPUs whose sums are right: what the runner asks of it."""
+
+
+@pytest.fixture
+def gpus(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> SetGpus:
+    """Lets the runner find so many GPUs. Ranks whose program needs no torch start at once there."""
+    folder = tmp_path_factory.mktemp("gpus")
+    monkeypatch.setenv("PYTHONPATH", str(folder), prepend=os.pathsep)
+
+    def there(number: int) -> None:
+        (folder / "torch.py").write_text(TORCH.format(gpus=number))
+
+    return there
 
 
 def environment() -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import re
 import signal
 import socket
@@ -16,13 +17,18 @@ from queue import SimpleQueue
 
 import pytest
 
+from launcher.agent import diverged
 from launcher.agent.ranks import rendezvous
 from launcher.agent.ranks.job import free_port
 from launcher.agent.ranks.peers import PeerNodes, RemoteFailure
 from launcher.agent.ranks.rendezvous import NodeNotNeeded, Rendezvous
+from launcher.agent.words import DIVERGED
+from launcher.runs.follow import guard
+from launcher.runs.records.alarms import NAN, Detector
+from launcher.runs.records.metrics import parse_all
 from tests.machines import FIRST, ip
 
-from .conftest import Run, environment, going_on, runner_command
+from .conftest import Run, SetGpus, environment, going_on, runner_command
 from .test_alike import together
 
 HOST = socket.gethostname()
@@ -52,14 +58,15 @@ def nodes(folder: Path, number: int, *argv: str, fewer: Sequence[str] = ()) -> I
         runs = []
         for node in range(number):
             program = [str(script), f"{folder}/there/", *argv]
-            line = runner_command(1, *program, options=[*where, "--node-rank", str(node)])
+            options = [*where, "--node-rank", str(node)]
+            line = runner_command(1, *program, options=options, cpu=False)
             runs.append(stack.enter_context(going_on(line)))
         yield runs
 
 
-@pytest.mark.megatron
-def test_the_first_failure_ends_all_with_its_code(tmp_path: Path) -> None:
+def test_the_first_failure_ends_all_with_its_code(gpus: SetGpus, tmp_path: Path) -> None:
     """The others' ranks would wait until their time-out, half an hour later."""
+    gpus(1)
     with nodes(tmp_path, 3, "1", "3") as runs:
         pass
     assert [run.code for run in runs] == [3, 3, 3], runs
@@ -69,8 +76,8 @@ def test_the_first_failure_ends_all_with_its_code(tmp_path: Path) -> None:
         assert "rank 0" not in run.output
 
 
-@pytest.mark.megatron
-def test_a_runner_that_is_killed_ends_the_others(tmp_path: Path) -> None:
+def test_a_runner_that_is_killed_ends_the_others(gpus: SetGpus, tmp_path: Path) -> None:
+    gpus(1)
     with nodes(tmp_path, 2, "9", "0") as runs:
         while "there" not in runs[1].line():
             pass
@@ -96,6 +103,67 @@ def test_a_node_that_is_done_is_not_missed() -> None:
 
     told = RemoteFailure(f"node 2 ({HOST}): rank 2 exited with code 7", 7)
     assert together(3, run)[:2] == [[told], [told]]
+
+
+LAST = " iteration 4/ 4 | elapsed time per iteration (ms): 1.0 | lm loss: {} | grad norm: {} |"
+PRINTS = "import os\nif os.environ['RANK'] == '1':\n    print({!r})\n"
+
+
+@pytest.mark.megatron
+@pytest.mark.parametrize(("numbers", "count"), [(("nan", "nan"), 1), (("2.0", "1.0"), 0)])
+def test_a_node_without_the_lines_of_steps_knows_that_they_are_nan(
+    numbers: tuple[str, str], count: int, tmp_path: Path
+) -> None:
+    """Its launcher called the run finished, and left the checkpoints that it alone puts away."""
+    (script := tmp_path / "program.py").write_text(PRINTS.format(LAST.format(*numbers)))
+    where = ["--nodes", "2", "--master-addr", "127.0.0.1", "--master-port", str(free_port())]
+    with ExitStack() as stack:
+        lines = [[*where, "--node-rank", str(node)] for node in (0, 1)]
+        runs = [runner_command(1, str(script), options=line) for line in lines]
+        first, other = [stack.enter_context(going_on(line)) for line in runs]
+    assert (first.code, other.code) == (0, 0)
+    said = f"runner: {DIVERGED.format(4)}\n"
+    assert (first.output.count(said), other.output.count(said)) == (count, 0)
+
+
+def test_all_nodes_hear_from_one_where_numbers_were_nan() -> None:
+    def run(here: Rendezvous) -> int:
+        return PeerNodes(here, print).done(7 if here.node == 2 else 0)
+
+    assert together(3, run) == [7, 7, 7]
+
+
+STEP_LINES = {
+    "lm loss: nan | grad norm: nan |": 3,
+    "lm loss: 2.0E+00 | loss scale: 1.0 | grad norm: inf | number of skipped iterations: 1 |": 0,
+    "lm loss: 2.0 | grad norm: nan | number of skipped iterations: 0 |": 3,
+    "grad norm: nan | number of skipped iterations: 0 | number of nan iterations: 1 |": 3,
+    "lm loss: nan | grad norm: 0.5 | number of nan iterations: 0 |": 0,
+    "lm loss: 2.0 | grad norm: 0.000 | number of nan iterations: 1 |": 0,
+    "lm loss: inf | grad norm: 0.000 | number of nan iterations: 0 |": 3,
+    "lm loss: 2.0 | mtp_1 loss: nan | number of nan iterations: 0 |": 3,
+}
+
+
+@pytest.mark.parametrize("line", STEP_LINES)
+def test_a_rank_judges_its_lines_as_the_launcher_does(
+    line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two launchers of one run, of which one said failed and the other finished."""
+    monkeypatch.setattr(sys, "stdout", io.StringIO())
+    several = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"}
+    diverged.note(several, str(tmp_path))
+    head = "/ 9 | elapsed time per iteration (ms): 1.0 | "
+    for text in (
+        "iteration 2" + head + "lm loss: 2.0 | grad norm: 1.0 |",
+        f"iteration 3{head}{line}",
+    ):
+        print(f" [2026-11-28 01:02:03] {text}")
+    assert diverged.noted(str(tmp_path)) == STEP_LINES[line]
+    (step,) = parse_all(f" iteration 3{head}{line}")
+    detector = Detector(30, 6.0)
+    detector.judge(step)
+    assert bool(STEP_LINES[line]) == (NAN in detector.told and not guard._learns(step))
 
 
 def test_enough_nodes_are_numbered_anew(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from launcher.agent import words
 from launcher.agent.ranks import network, reduction, ring
 from launcher.agent.ranks.job import MismatchError
 from launcher.agent.ranks.rendezvous import Rendezvous
@@ -46,8 +47,11 @@ def test_512_nodes_have_longer_and_are_told_of_within_a_minute() -> None:
             reduction.limit(2, {reduction.LIMIT: wrong})
 
 
-def test_nodes_that_reach_each_other_sum_up() -> None:
+def test_nodes_that_reach_each_other_sum_up(capfd: pytest.CaptureFixture[str]) -> None:
     assert together(3, look) == [[], [], []]
+    (found,) = words.LINK.findall(capfd.readouterr().err)
+    assert found[:3] == ("3", "1", "CPU")
+    assert 0 < float(found[3]) < 1000
 
 
 @pytest.mark.long

@@ -33,7 +33,7 @@ from launcher.agent.words import ASK, NEEDS, REFUSES, STOPPED
 from launcher.runs.explain.failures import explain
 from launcher.runs.plan.job import EndCause
 
-from .conftest import going_on, python, runner_command
+from .conftest import SetGpus, going_on, python, runner_command
 from .test_folders import distributed
 
 
@@ -232,12 +232,12 @@ def sleeper(folder: Path, rank_1: str = "pass", handler: str = "signal.SIG_DFL")
     return str(script)
 
 
-@pytest.mark.megatron
-def test_a_second_request_leaves_the_ranks_their_time(tmp_path: Path) -> None:
+def test_a_second_request_leaves_the_ranks_their_time(gpus: SetGpus, tmp_path: Path) -> None:
+    gpus(2)
     go = tmp_path / "go"
     wait = f"[time.sleep(0.05) for _ in iter(lambda: os.path.exists({str(go)!r}), True)]"
     handler = f"lambda *_: ({wait}, print('saved', rank, flush=True), sys.exit(0))"
-    with going_on(runner_command(2, sleeper(tmp_path, handler=handler))) as ranks:
+    with going_on(runner_command(2, sleeper(tmp_path, handler=handler), cpu=False)) as ranks:
         ranks.line()
         ranks.line()
         for said in ("asked 2 ranks to stop", "SIGTERM: asked to stop already"):
@@ -265,16 +265,17 @@ runner.main(sys.argv[1:])
 """
 
 
-@pytest.mark.megatron
-def test_a_request_while_the_ranks_are_started_ends_them_and_is_no_crash(tmp_path: Path) -> None:
+def test_a_request_while_the_ranks_are_started_ends_them_and_is_no_crash(
+    gpus: SetGpus, tmp_path: Path
+) -> None:
+    gpus(2)
     (tmp_path / "asked.py").write_text(ASKED_EARLY)
-    command = runner_command(2, sleeper(tmp_path))
-    done = python(str(tmp_path / "asked.py"), *command[command.index("--cpu") :])
+    command = runner_command(2, sleeper(tmp_path), cpu=False)
+    done = python(str(tmp_path / "asked.py"), *command[3:])
     assert done.returncode == 143, done.stderr
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.megatron
 @pytest.mark.parametrize(
     ("signals", "rank_1", "code", "why"),
     [
@@ -284,10 +285,12 @@ def test_a_request_while_the_ranks_are_started_ends_them_and_is_no_crash(tmp_pat
     ],
 )
 def test_ranks_that_ignore_a_signal_are_killed(
-    tmp_path: Path, signals: list[int], rank_1: str, code: int, why: str
+    gpus: SetGpus, tmp_path: Path, signals: list[int], rank_1: str, code: int, why: str
 ) -> None:
+    gpus(2)
     script = sleeper(tmp_path, rank_1, handler="signal.SIG_IGN")
-    command = runner_command(2, script, options=["--grace", "1" if len(signals) == 1 else "60"])
+    grace = ["--grace", "1" if len(signals) == 1 else "60"]
+    command = runner_command(2, script, options=grace, cpu=False)
     with going_on(command) as ranks:
         for _ in range(2 if signals else 0):
             ranks.line()  # both are ready
@@ -314,9 +317,9 @@ for iteration in range(1, 6):
 """
 
 
-@pytest.mark.megatron
-def test_old_checkpoints_go_while_the_run_goes_on(tmp_path: Path) -> None:
+def test_old_checkpoints_go_while_the_run_goes_on(gpus: SetGpus, tmp_path: Path) -> None:
     """Several nodes share them, and the first one removes."""
+    gpus(1)
     root, script, other = tmp_path / "checkpoints", tmp_path / "saver.py", tmp_path / "other.py"
     distributed(tmp_path / "source")
     root.mkdir()
@@ -326,8 +329,8 @@ def test_old_checkpoints_go_while_the_run_goes_on(tmp_path: Path) -> None:
     options += ["--keep", "2", "--checkpoints", str(root), "--node-rank"]
     program = [str(script), str(root), str(tmp_path / "source")]
     with (
-        going_on(runner_command(1, *program, options=[*options, "0"])) as first,
-        going_on(runner_command(1, str(other), options=[*options, "1"])) as second,
+        going_on(runner_command(1, *program, options=[*options, "0"], cpu=False)) as first,
+        going_on(runner_command(1, str(other), options=[*options, "1"], cpu=False)) as second,
     ):
         pass
     assert (first.code, second.code) == (0, 0), first.output + second.output
@@ -349,10 +352,9 @@ def test_who_killed_for_memory_is_said(
     )
 
 
-@pytest.mark.megatron
-def test_refusal_starts_nothing(tmp_path: Path) -> None:
-    command = [part for part in runner_command(2, sleeper(tmp_path)) if part != "--cpu"]
-    done = python(*command[1:], CUDA_VISIBLE_DEVICES="")
+def test_refusal_starts_nothing(gpus: SetGpus, tmp_path: Path) -> None:
+    gpus(0)
+    done = python(*runner_command(2, sleeper(tmp_path), cpu=False)[1:])
     assert done.returncode == 121
     assert done.stderr.startswith("runner: no CUDA device is visible: give --cpu")
     assert done.stdout == ""
@@ -384,13 +386,13 @@ As that of 2023.4 does, it gives the rank a session of its own, and ends at SIGT
 """
 
 
-@pytest.mark.megatron
-def test_ranks_run_under_nsys_whose_report_is_told(tmp_path: Path) -> None:
+def test_ranks_run_under_nsys_whose_report_is_told(gpus: SetGpus, tmp_path: Path) -> None:
     """Else it would be asked to begin and to end, and nobody would listen."""
+    gpus(2)
     script = tmp_path / "script.py"
     script.write_text("import os\nrank = os.environ['RANK']\nprint(rank)\nexit(3 * int(rank))\n")
     options = ["--profile", str(tmp_path), "--nsys", "1"]
-    command = runner_command(2, str(script), options=options)[1:]
+    command = runner_command(2, str(script), options=options, cpu=False)[1:]
     refused = python(*command, PATH=str(tmp_path))
     assert refused.returncode == 121
     assert "nsys isn't in this image" in refused.stderr
@@ -416,17 +418,18 @@ time.sleep(60)
 """
 
 
-@pytest.mark.megatron
 def test_a_rank_under_nsys_that_is_asked_to_stop_has_its_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    gpus: SetGpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """nsys would end first, and the container with it, while the rank saves."""
+    gpus(1)
     (tmp_path / "script.py").write_text(SAVES)
     (tmp_path / "nsys").write_text(f"#!{sys.executable}\n{NSYS}")
     (tmp_path / "nsys").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
     options = ["--profile", str(tmp_path), "--nsys", "0"]
-    with going_on(runner_command(1, str(tmp_path / "script.py"), options=options)) as ranks:
+    command = runner_command(1, str(tmp_path / "script.py"), options=options, cpu=False)
+    with going_on(command) as ranks:
         while ranks.line() != "trains\n":
             pass
         ranks.process.send_signal(signal.SIGTERM)

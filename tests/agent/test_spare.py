@@ -13,7 +13,7 @@ from launcher.agent.ranks import alike, ring
 from launcher.agent.ranks.job import free_port
 from launcher.agent.ranks.rendezvous import NodeNotNeeded, Rendezvous
 
-from .conftest import going_on, runner_command
+from .conftest import SetGpus, going_on, runner_command
 from .test_alike import together
 
 
@@ -67,10 +67,10 @@ def test_the_node_of_most_bad_pairs_is_unfit(found: list[dict[str, Any]], worst:
     assert [*ring.unfit(found)] == worst
 
 
-@pytest.mark.megatron
 @pytest.mark.parametrize("bad", [None, 1])
-def test_those_that_pass_the_look_take_part(tmp_path: Path, bad: int | None) -> None:
+def test_those_that_pass_the_look_take_part(gpus: SetGpus, tmp_path: Path, bad: int | None) -> None:
     """Of three the last one is spare, or the one that can't start its ranks; it ends with 0."""
+    gpus(1)
     script = tmp_path / "program.py"
     script.write_text("import os\nprint('rank', os.environ['RANK'], os.environ['WORLD_SIZE'])\n")
     where = ["--nodes", "3", "--wanted", "2", "--master-addr", "127.0.0.1"]
@@ -79,9 +79,7 @@ def test_those_that_pass_the_look_take_part(tmp_path: Path, bad: int | None) -> 
         runs = []
         for number in range(3):
             options = [*where, "--node-rank", str(number)]
-            line = runner_command(1, str(script), options=options)
-            if number == bad:  # which finds none
-                line.remove("--cpu")
+            line = runner_command(1 + (number == bad), str(script), options=options, cpu=False)
             runs.append(stack.enter_context(going_on(line)))
     spare = 2 if bad is None else bad
     assert [run.code for run in runs] == [0, 0, 0], runs
@@ -90,4 +88,4 @@ def test_those_that_pass_the_look_take_part(tmp_path: Path, bad: int | None) -> 
     assert said == ([told[0], [], told[1]] if spare == 1 else [*told, []])
     assert "this one is spare" in runs[spare].output
     assert f"going on without node {spare}:" in runs[0].output
-    assert ("no CUDA device" in runs[0].output) == (bad is not None)
+    assert ("2 processes on 1 visible" in runs[0].output) == (bad is not None)

@@ -132,13 +132,20 @@ HOSTILE = {
 }
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of checkpoints with one of iteration 40, which tests change copies of."""
+    folder = tmp_path_factory.mktemp("whole")
+    convert.import_(made(folder / "theirs", "llama"), folder / "ours")
+    (folder / "ours/release").rename(folder / "ours/iter_0000040")
+    (folder / "ours" / folders.TRACKER).write_text("40")
+    return folder / "ours"
+
+
 @pytest.fixture
-def saved(tmp_path: Path) -> Path:
-    """A folder of checkpoints with one of iteration 40."""
-    convert.import_(made(tmp_path / "theirs", "llama"), tmp_path / "ours")
-    folder = (tmp_path / "ours/release").rename(tmp_path / "ours/iter_0000040")
-    (folder.parent / folders.TRACKER).write_text("40")
-    return folder
+def saved(whole: Path, tmp_path: Path) -> Path:
+    """A checkpoint of iteration 40."""
+    return shutil.copytree(whole, tmp_path / "ours") / "iter_0000040"
 
 
 @pytest.mark.parametrize("kind", HOSTILE)

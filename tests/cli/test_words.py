@@ -15,9 +15,10 @@ from types import SimpleNamespace
 import pytest
 
 from launcher import __version__, cli
+from launcher.api import Run
 from launcher.base.errors import UsageError
 from launcher.base.settings import ROOT
-from launcher.cli import completion, runs, tune
+from launcher.cli import completion, tune
 from launcher.images.carry import prune
 from launcher.runs.follow import again, find, lines
 from launcher.runs.records import record
@@ -146,7 +147,7 @@ begun
 """
 
 
-def written(run: str, *, follow: bool = False) -> list[tuple[bool, bytes]]:
+def written(run: Run, *, follow: bool = False) -> list[tuple[bool, bytes]]:
     """The log in pieces that end where no line does."""
     return [(False, LOG[at : at + 7]) for at in range(0, len(LOG), 7)]
 
@@ -169,7 +170,7 @@ def test_the_end_of_a_log_can_be_asked_for(
     first: bytes | None,
 ) -> None:
     """All of a log was printed, gigabytes of it."""
-    monkeypatch.setattr(runs, "_written", written)
+    monkeypatch.setattr(Run, "output", written)
     assert cli.main(["logs", "abc", *options]) == 0
     printed = capfdbinary.readouterr().out
     assert printed == (b"" if first is None else LOG[LOG.index(first) :])
@@ -186,7 +187,7 @@ def test_lines_before_the_first_time_are_of_the_run_s_start(
     created = (datetime.now(timezone.utc) - timedelta(minutes=5)).isoformat()
     kept = SimpleNamespace(backend="docker", created=created)
     monkeypatch.setattr(record, "find", lambda text: kept)
-    monkeypatch.setattr(runs, "_written", lambda run, *, follow: iter([(True, b"Traceback\n")]))
+    monkeypatch.setattr(Run, "output", lambda run, *, follow: iter([(True, b"Traceback\n")]))
     assert cli.main(["logs", "abc", "--since", age]) == 0
     assert capfdbinary.readouterr().err == b"Traceback\n" * printed
 

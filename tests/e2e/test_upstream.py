@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from launcher.base.settings import Settings
-from launcher.images.matrix.load import load_lock, load_matrix
+from launcher.images.matrix.load import load_matrix
 from tests.e2e.command import launcher
 from tests.e2e.registry import Registry, serving
 from tests.images.builder.conftest import INFO, commit_all
@@ -194,28 +194,3 @@ def test_all_pages_of_a_repositorys_tags_are_read(upstream: Upstream) -> None:
         link.write_text(digest)
     upstream.registry.image("nvcr.io/nvidia/pytorch", "99.12-py3", platform)
     assert "new: 99.12-py3\n" in upstream.call("news").stdout
-
-
-def test_the_digest_of_every_base_and_builder_that_answers_is_locked(upstream: Upstream) -> None:
-    """Under the matrix's names, whatever the mirror is called; the rest of the lock stays."""
-    matrix = load_matrix(upstream.matrix)
-    missing, *there = matrix.images
-    pushed = {}
-    for reference in there:
-        name, _, tag = reference.rpartition(":")
-        pushed[reference] = upstream.registry.image(name, tag, matrix.platforms(reference))
-    done = upstream.call("lock")
-    assert done.returncode == 0, done.stderr
-    locked = load_lock(upstream.folder / "matrix.lock")
-    assert {name: one.digest for name, one in locked.images.items()} == pushed
-    assert all([*one.platforms] == matrix.platforms(name) for name, one in locked.images.items())
-    assert f"{matrix.images[missing]} has no pin, so builds go by its tag" in done.stderr
-    assert locked.model_copy(update={"images": {}}) == load_lock().model_copy(update={"images": {}})
-    assert upstream.registry.address not in (upstream.folder / "matrix.lock").read_text()
-    moved = upstream.registry.image(
-        *there[0].rsplit(":", 1), matrix.platforms(there[0]), moved="on"
-    )
-    assert upstream.call("lock").returncode == 0
-    assert load_lock(upstream.folder / "matrix.lock") == locked
-    assert upstream.call("lock", "--upgrade", there[0]).returncode == 0
-    assert load_lock(upstream.folder / "matrix.lock").images[there[0]].digest == moved

@@ -39,6 +39,7 @@ def test_weights_pass_their_tests_in_the_image(
         cpu_images.build(),
         "tests/tools/weights",
         chosen=chosen,
+        workers=1,  # who imports torch, Megatron and transformers once
         environment={
             "PYTHONPATH": "/opt/megatron/lib:/opt/packages/lib:/transformers:/testing",
             "HF_HUB_OFFLINE": "1",

@@ -5,10 +5,14 @@ from __future__ import annotations
 import math
 import socket
 import tempfile
+import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from launcher.images.builder import inputs
+from launcher.images.builder.image import BuildRequest
 from launcher.tools import demo
 from launcher.tools.demo import DemoError, DemoLosses
 
@@ -81,3 +85,18 @@ def test_a_private_engine_that_others_keep_up_is_not_said_to_end() -> None:
         assert "which has ended" in demo.whereabouts(f"unix://{path}", 1.0)
         Path(path).unlink()
         assert "which has ended" in demo.whereabouts(f"unix://{path}", 1.0)
+
+
+def test_packages_are_fetched_while_the_base_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One after the other they were ten seconds more, of which nobody saw anything."""
+    begun, asked = threading.Event(), list[object]()
+
+    def fetch_all(rows: list[tuple[object, BuildRequest]], *_: object) -> None:
+        asked.append(rows[0][1].tag)
+        begun.set()
+
+    monkeypatch.setattr(inputs, "fetch_all", fetch_all)
+    builds = SimpleNamespace(recipe=lambda request: request, matrix=None, site=None)
+    with demo._fetching(builds, "cpu"):  # type: ignore[arg-type]
+        assert begun.wait(60)
+    assert asked == ["cpu"]

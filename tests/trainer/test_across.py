@@ -10,7 +10,7 @@ import pytest
 
 from launcher.agent.ranks.job import free_port
 from launcher.runs.datasets import indexed
-from tests.agent.conftest import TINY, Run, going_on, runner_command
+from tests.agent.conftest import TINY, Run, going_on, runner_command, start
 
 pytestmark = pytest.mark.megatron
 
@@ -35,14 +35,26 @@ def write(prefix: Path, length: int) -> Path:
     return prefix
 
 
+NODE = """
+import os, runpy, sys
+caches = [sys.argv.pop(1), sys.argv.pop(1)]
+sys.argv += ["--data-cache-path", caches[int(os.environ["RANK"])]]
+os.environ |= {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "NODE_RANK": os.environ["RANK"]}
+if __name__ == "__main__":
+    runpy.run_module("launcher.trainer.gpt", run_name="__main__")
+"""
+"""Each rank is that of a node of its own."""
+
+
 @pytest.mark.parametrize("second", [pytest.param("one", marks=pytest.mark.long), "two"])
-def test_the_index_is_built_on_each_node_that_has_none(
-    second: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_index_is_built_on_each_node_that_has_none(second: str, tmp_path: Path) -> None:
     """Upstream builds it on rank 0 alone: a node with a folder of its own had none."""
     prefix = write(tmp_path / "data/text", 60)
-    runs = nodes([prefix] * 2, [tmp_path / "one", tmp_path / second], monkeypatch)
-    assert [run.code for run in runs] == [0, 0], "".join(run.output for run in runs)
+    (tmp_path / "node.py").write_text(NODE)
+    data = ["--data-path", str(prefix), "--split", "90,10,0"]
+    caches = [str(tmp_path / "one"), str(tmp_path / second)]
+    run = start(2, str(tmp_path / "node.py"), *caches, *TINY, *data)
+    assert run.code == 0, run.output
     names = [{path.name for path in (tmp_path / name).iterdir()} for name in ("one", second)]
     assert names[0]
     assert names[0] == names[1]

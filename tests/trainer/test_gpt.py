@@ -237,6 +237,7 @@ def stopped_at_2(root: Path, *extra: str, when: Callable[[], bool]) -> Run:
     return run
 
 
+@pytest.mark.long
 def test_a_signal_while_saving(tmp_path: Path) -> None:
     """The save in hand goes to its end, and the same iteration isn't saved again."""
     saving = folders.partial(tmp_path, 2).exists

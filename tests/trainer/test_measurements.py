@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from launcher.agent import words
 from launcher.agent.ranks.ending import OptionError
 from launcher.trainer.gpt import arguments as command_line
 from launcher.trainer.gpt import measurements
@@ -75,6 +76,9 @@ def test_samples_and_summary_change_nothing(train: Train, tmp_path: Path) -> Non
     run = train(2, *measured, "--performance-summary", str(file))
     assert (run.losses, run.grad_norms) == (plain.losses, plain.grad_norms)
     assert "memory (MB)" not in run.output  # which is a GPU's
+    (link,) = words.LINK.findall(plain.output)  # of the replicas
+    assert link[:3] == ("1", "2", "CPU")
+    assert 0 < float(link[3]) < 1000
     for rank in range(2):
         text = (tmp_path / f"m/rank-{rank}.jsonl").read_text()
         samples = [json.loads(line) for line in text.splitlines()]

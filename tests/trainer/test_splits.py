@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from launcher.runs.checks import splits
 from launcher.runs.datasets import indexed
+from tests.agent.conftest import start
 
 pytestmark = pytest.mark.megatron
 
@@ -34,9 +33,9 @@ def test_megatron_itself_counts_so(tmp_path: Path) -> None:
     """Another rule in Megatron would make the counts wrong."""
     indexed.write(tmp_path / "d", [[1] * 20] * 600, 99)
     several = ("949,50,1", "90,10,0", "2,1,1")
-    words = [sys.executable, "-c", SCRIPT, str(tmp_path / "d"), str(tmp_path), *several]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=300, check=True)
-    counted = [line for line in done.stdout.splitlines() if line.startswith("counts ")]
+    (script := tmp_path / "counts.py").write_text(SCRIPT)
+    done = start(1, str(script), str(tmp_path / "d"), str(tmp_path), *several)
+    counted = [line for line in done.output.splitlines() if line.startswith("counts ")]
     for split, line in zip(several, counted, strict=True):
         parts = splits.shares(split)
         counts = [end - begin for begin, end in splits.bounds(parts, 600)]

@@ -17,6 +17,9 @@ from launcher.agent.ranks.rendezvous import Link, Rendezvous
 GONE_CODE = 1
 """The exit code where a node has gone without one: starting again may help."""
 
+DONE_SECONDS = 10.0
+"""How long a node that is done waits for the others to be, which may have numbers of the run."""
+
 
 @dataclass(frozen=True)
 class RemoteFailure:
@@ -34,17 +37,26 @@ class PeerNodes:
 
     def __init__(self, rendezvous: Rendezvous, hear: Callable[[RemoteFailure], object]) -> None:
         self.rendezvous, self.hear = rendezvous, hear
-        self.lock, self.told = Lock(), False
-        Thread(target=self._listen, daemon=True).start()
+        self.lock, self.told, self.diverged = Lock(), False, 0
+        self.listener = Thread(target=self._listen, daemon=True)
+        self.listener.start()
 
     def failed(self, why: str, code: int) -> None:
         """Report this node's failure to the others."""
         me = f"node {self.rendezvous.node} ({socket.gethostname()})"
         self._tell(RemoteFailure(f"{me}: {why}", code))
 
-    def done(self) -> None:
-        """Report to them that it has ended as it should."""
+    def done(self, diverged: int = 0) -> int:
+        """Report to them that it has ended as it should, and from where on its numbers were NaN.
+
+        Returns that iteration, of whichever node it is; 0 for none.
+        """
+        self.diverged = self.diverged or diverged
+        if self.rendezvous.node:
+            self._tell(None)
+        self.listener.join(DONE_SECONDS)
         self._tell(None)
+        return self.diverged
 
     def _tell(self, failure: RemoteFailure | None, but: Link | None = None) -> None:
         with self.lock:
@@ -52,7 +64,7 @@ class PeerNodes:
                 self.told = True
                 for link in self.rendezvous.links:
                     if link is not but:
-                        link.send(failed=failure and vars(failure))
+                        link.send(failed=failure and vars(failure), diverged=self.diverged)
 
     def _listen(self) -> None:
         links = [*self.rendezvous.links]
@@ -66,13 +78,12 @@ class PeerNodes:
                         self._tell(failure, link)
                     self.hear(failure)
 
-    @staticmethod
-    def _heard(link: Link) -> tuple[RemoteFailure, ...] | None:
+    def _heard(self, link: Link) -> tuple[RemoteFailure, ...] | None:
         """What a node has come to: None where it is done, () as long as not all has arrived."""
         try:
             if (told := link.read()) is None:
                 return ()
-            failure = told["failed"]
+            failure, self.diverged = told["failed"], self.diverged or int(told["diverged"])
             return (RemoteFailure(str(failure["why"]), int(failure["code"])),) if failure else None
         except (KeyError, TypeError, ValueError, ConnectionError):
             why = "it ended without a word"

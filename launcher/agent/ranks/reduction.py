@@ -21,6 +21,7 @@ from multiprocessing.connection import Connection, wait
 from threading import Lock, Thread
 from typing import Any
 
+from launcher.agent import allreduce, words
 from launcher.agent.ranks.job import MismatchError, free_port
 from launcher.agent.ranks.rank import PR_SET_PDEATHSIG
 from launcher.agent.ranks.rendezvous import (
@@ -145,7 +146,10 @@ def _process(
 
 
 def _reduce(port: int, node: int, nodes: int, address: str, seconds: float, *, cpu: bool) -> str:
-    """Sum the nodes' numbers, all at once; what is wrong with the sums, "" for nothing."""
+    """Sum the nodes' numbers, all at once; what is wrong with the sums, "" for nothing.
+
+    The first node prints how fast such sums are.
+    """
     import torch
     from torch import distributed
 
@@ -153,9 +157,15 @@ def _reduce(port: int, node: int, nodes: int, address: str, seconds: float, *, c
     wait = timedelta(seconds=seconds)
     place: dict[str, Any] = {"rank": node, "world_size": nodes, "timeout": wait}
     distributed.init_process_group("gloo" if cpu else "nccl", f"tcp://{at}:{port}", **place)
-    sums = torch.full((ELEMENTS,), node + 1.0, device="cpu" if cpu else "cuda:0")
+    device = "cpu" if cpu else "cuda:0"
+    sums = torch.full((ELEMENTS,), node + 1.0, device=device)
     distributed.all_reduce(sums)
-    return "" if bool((sums == nodes * (nodes + 1) / 2).all()) else "the sums are wrong"
+    if not bool((sums == nodes * (nodes + 1) / 2).all()):
+        return "the sums are wrong"
+    told = allreduce.link_line(torch, device, nodes)
+    if node == 0:
+        words.say(told)
+    return ""
 
 
 def broken(found: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from launcher.agent import program
+from launcher.agent import diverged, program
 
 SIGNAL = signal.SIGUSR2
 """SIGUSR1 is what clusters announce a preemption with."""
@@ -92,6 +92,7 @@ def register(environ: dict[str, str] | os._Environ[str]) -> None:
     if folder := environ.get(FOLDER):
         file = os.open(path(folder, environ["RANK"]), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         faulthandler.register(SIGNAL, file=file, all_threads=True, chain=False)
+        diverged.note(environ, folder)
 
 
 def main(argv: Sequence[str]) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from pathlib import Path
 
 from packaging.requirements import InvalidRequirement, Requirement
@@ -25,8 +26,9 @@ from launcher.images.matrix.requirements import outdated, pinned_versions
 from launcher.images.matrix.schema import Matrix, caps_of
 from launcher.images.sources import fetch, index
 from launcher.images.sources.clash import NO_WHEEL
-from launcher.images.sources.resolve import RequirementSet, resolve
+from launcher.images.sources.resolve import RequirementSet, ResolvedSet, resolve
 
+YEARS = timedelta(days=3 * 365)
 HEADER = "# Written by `launcher image build --extras`. Remove it to have it resolved anew.\n"
 
 
@@ -89,7 +91,7 @@ def settled(
     """The recipe with its extras' pins: those of a lock that holds, else resolved now and kept.
 
     look: returns what they are put on; None where that isn't known, and a lock is taken as it is.
-    Raises BuildError as `resolve_lock` does, and where there is neither.
+    Raises BuildError as `resolve_extras` does, and where there is neither.
     """
     if not made.extras.packages:
         return made
@@ -104,12 +106,16 @@ def settled(
     on = look()
     if lock is None or not holds_on(lock, on):
         progress.step(f"resolve {' '.join(made.extras.names)}")
-        lock = resolve_lock(made, matrix, on, site)
+        found = resolve_extras(made, matrix, on, site)
+        lock, old = lock_of(made, on, found), left_behind(found, made.row.python, site)
         progress.close()
         at = keep_text(dump(lock), path_of(made), site)
         asked = {canonicalize_name(Requirement(one).name) for one in lock.requirements}
-        found = (f"{n} {v}" for n, v in pinned_versions(lock.pins).items() if n in asked)
-        progress.note(f"{made.tag}: the extras are locked in {at}: {', '.join(found)}")
+        own = (f"{n} {v}" for n, v in pinned_versions(lock.pins).items() if n in asked)
+        progress.note(f"{made.tag}: the extras are locked in {at}: {', '.join(own)}")
+        if old:
+            why = "what the base has, or another extra, allows no newer one"
+            progress.note(f"{made.tag}: old packages among them: {', '.join(old)}; {why}")
     return with_lock(made, lock)
 
 
@@ -178,7 +184,7 @@ def limits_of(made: Recipe, matrix: Matrix) -> list[str]:
     return [*caps, *(f"{name}{one.versions}" for name, one in made.named.needs_base.items())]
 
 
-def resolve_lock(made: Recipe, matrix: Matrix, on: Ground, site: Settings) -> ExtrasLock:
+def resolve_extras(made: Recipe, matrix: Matrix, on: Ground, site: Settings) -> ResolvedSet:
     """Resolve a recipe's extras on what is there, which stays as it is.
 
     Raises BuildError that names the two requirements that clash, where they can't be had together.
@@ -200,12 +206,17 @@ def resolve_lock(made: Recipe, matrix: Matrix, on: Ground, site: Settings) -> Ex
         _check_newest(made, found.pins, site)
     except BuildError as error:
         raise BuildError(f"{what}: {error.problem}", _remedy(error, made, matrix)) from error
+    return found
+
+
+def lock_of(made: Recipe, on: Ground, found: ResolvedSet) -> ExtrasLock:
+    """The lock of a recipe's extras, by what they were resolved to."""
     return ExtrasLock(
         tag=made.tag,
         base=on.base,
         platform=made.platform,
         glibc=on.glibc,
-        requirements=list(wanted),
+        requirements=list(made.extras.packages),
         rests_on=found.rests_on,
         pins=found.pins,
     )
@@ -241,13 +252,30 @@ def _check_newest(made: Recipe, pins: Sequence[str], site: Settings) -> None:
         name = canonicalize_name(one.name)
         if name not in chosen:
             continue
-        newest = index.newest_without_wheel(name, made.row.python, site)
-        if newest and Version(chosen[name]) < newest and one.specifier.contains(newest):
+        newest, has_wheel = index.newest_release(name, made.row.python, site) or (None, True)
+        if has_wheel or newest is None or newest not in one.specifier:
+            continue
+        if Version(chosen[name]) < newest:
             raise BuildError(
                 f"{name} {newest}, the newest, {NO_WHEEL}; the newest with one is {chosen[name]}",
                 f"Ask for that by {name}=={chosen[name]}. For the newest:\n  "
                 + OWN_WHEEL.format(f"{name}=={newest}"),
             )
+
+
+def left_behind(found: ResolvedSet, python: str, site: Settings) -> list[str]:
+    """Packages that are years older than the newest beside them, and than their own newest wheel.
+
+    Beside a base's older packages, trl was given datasets 1.1.1 of 2020.
+    """
+    latest = max(found.times.values(), default=None)
+    old = []
+    for name, version in pinned_versions(found.pins).items():
+        if latest and name in found.times and latest - found.times[name] > YEARS:
+            newest, has_wheel = index.newest_release(name, python, site) or (None, False)
+            if newest and has_wheel and Version(version) < newest:
+                old.append(f"{name} {version} (newest: {newest})")
+    return old
 
 
 def _remedy(error: BuildError, made: Recipe, matrix: Matrix) -> str:

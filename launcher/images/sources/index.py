@@ -100,14 +100,14 @@ def download(
     )
 
 
-def newest_without_wheel(project: str, python: str, site: Settings) -> Version | None:
-    """The newest final release for a Python, where no index has a wheel of it; else None."""
+def newest_release(project: str, python: str, site: Settings) -> tuple[Version, bool] | None:
+    """The newest final release for a Python, and whether an index has a wheel of it; else None."""
     with suppress(BuildError, ValueError):
         found = [*files_of(project, site)]
         wheels = {version for version, file in found if file.filename.endswith(".whl")}
         fits = (v for v, file in found if SpecifierSet(file.requires_python or "").contains(python))
         newest = max((one for one in fits if not one.is_prerelease), default=None)
-        return None if newest in wheels else newest
+        return newest and (newest, newest in wheels)
     return None
 
 

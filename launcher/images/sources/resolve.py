@@ -9,6 +9,7 @@ import sys
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 
 from packaging.utils import canonicalize_name
@@ -56,10 +57,14 @@ class RequirementSet:
 
 @dataclass(frozen=True)
 class ResolvedSet:
-    """pins: sorted; rests_on: what of that which is there they need, versions by name."""
+    """pins: sorted; rests_on: what of that which is there they need, versions by name.
+
+    times: when a wheel was uploaded, by its package's name, where its index says so.
+    """
 
     pins: list[str]
     rests_on: dict[str, str]
+    times: dict[str, datetime] = field(default_factory=dict)
 
 
 def resolve(wanted: RequirementSet, site: Settings) -> ResolvedSet:
@@ -158,7 +163,7 @@ def _uv(
 def _read(pylock: str, wanted: RequirementSet) -> ResolvedSet:
     """The pins in a pylock.toml for one platform, as they were spelt before."""
     spelt = {pin.lower().replace("_", "-"): pin for pin in wanted.before}
-    pins, rests_on = [], {}
+    pins, rests_on, times = [], {}, {}
     for package in tomllib.loads(pylock).get("packages", []):
         name = canonicalize_name(package["name"])
         version = package["version"].removesuffix(LOCAL)
@@ -168,7 +173,10 @@ def _read(pylock: str, wanted: RequirementSet) -> ResolvedSet:
                 raise BuildError(f"{name} {version} is needed, and the base has {name} {own}")
             rests_on[name] = wanted.there[name]
             continue
-        sha256 = package["wheels"][0]["hashes"].get("sha256")
+        wheel = package["wheels"][0]
+        if "upload-time" in wheel:
+            times[name] = wheel["upload-time"]
+        sha256 = wheel["hashes"].get("sha256")
         if sha256 is None:
             raise BuildError(
                 f"the index has no sha256 of {name} {version}",
@@ -176,7 +184,7 @@ def _read(pylock: str, wanted: RequirementSet) -> ResolvedSet:
             )
         pin = f"{package['name']}=={version} --hash=sha256:{sha256}"
         pins.append(spelt.get(pin, pin))
-    return ResolvedSet(sorted(pins), dict(sorted(rests_on.items())))
+    return ResolvedSet(sorted(pins), dict(sorted(rests_on.items())), times)
 
 
 def _same(one: str, other: str) -> bool:

@@ -87,7 +87,8 @@ def _fitting(config: RunConfig, processes: int, card: Gpu) -> Iterator[tuple[Cha
     for changes in _tried(config, processes):
         changed = _with(config, changes)
         where = layout.layout(changed, processes)
-        if any(fault not in already for fault in layout.faults(changed, where)):
+        broken = any(fault not in already for fault in layout.faults(changed, where))
+        if broken or not layout.places_experts(changed, where):
             continue
         needed = memory.estimate(changed, where, card.capability)
         if needed and needed.total <= card.total * (1 - MARGIN):

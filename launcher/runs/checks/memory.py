@@ -156,7 +156,8 @@ def _needed(
     routed, back = rank.bytes_of_routed(grouped=bool(how))
     whole = tokens * (rank.bytes_of_token() + size.expert_layers / size.layers * routed)
     kept, once = _with_recomputing(options, layers, whole, entering)
-    back = tokens * max(back, rank.bytes_of_scores())
+    buffer, copies_of_scores = rank.bytes_of_scores()
+    back = tokens * max(back, copies_of_scores)
     left = bool(how) and tensor == 1  # to the compiled loss
     stages = []
     fast = program == model.GPT and "no_fast" not in options
@@ -186,7 +187,7 @@ def _needed(
             for each, of_expert in zip(states, of_experts, strict=True)
         )
         parts = (weights, gradients, optimizer, int(activations), int(logits))
-        beside = max(0.0, back - logits)  # which are gone by then
+        beside = max(tokens * buffer, back - logits)  # which are gone by then
         if how == "whole" and "bf16" in options:
             made = parameters if batch == micro * where.data else 2 * size.words()
             beside += WORKSPACE + 2 * made
@@ -283,20 +284,33 @@ class _Rank:
         if self.program == model.GPT:  # it repeats grouped keys, and copies the context
             attention = 5 * heads + (heads + keys // 2 if "qk_layernorm" in self.options else 0)
         inside = (attention + size.ffn * (3 if size.gated else 2)) * float(width)
-        again = self.options.get("recompute_granularity") == "selective"  # of the scores alone
-        if self.is_plain and not (again or "recompute_activations" in self.options):
-            weights = 2 * width + 1 if self.drops("attention_dropout") else width
-            inside += size.heads * size.sequence / self.where.context * weights
+        if self.is_plain and not self._scores_again:
+            inside += size.heads * size.sequence / self.where.context * self._bytes_of_score
         return outside / self.undivided + inside / self.where.tensor
 
-    def bytes_of_scores(self) -> float:
-        """Bytes of a token's scores where upstream's plain attention makes a layer's again.
+    def bytes_of_scores(self) -> tuple[float, float]:
+        """Bytes of a token's scores in upstream's plain attention: of the buffer that Megatron
+        keeps from the first layer on, and of all copies on the way back through a layer.
 
-        What the product is added to, their softmax, and both gradients: DotProductAttention.
+        Those are the buffer, and four that autograd makes for the mask that is filled in place into
+        a view (torch's CopySlices); what the layer keeps itself is free by then.
         """
-        again = {"recompute_activations", "recompute_granularity"} & self.options.keys()
+        if not self.is_plain:
+            return 0.0, 0.0
         scores = self.size.heads / self.where.tensor * self.size.sequence / self.where.context
-        return 4 * self.width * scores if again and self.is_plain else 0.0
+        kept = 0 if self._scores_again else self._bytes_of_score
+        return self.width * scores, (5 * self.width - kept) * scores
+
+    @property
+    def _scores_again(self) -> bool:
+        """Whether layers keep no scores, as these alone are worked out again on the way back."""
+        selective = self.options.get("recompute_granularity") == "selective"
+        return selective or "recompute_activations" in self.options
+
+    @property
+    def _bytes_of_score(self) -> int:
+        """That a layer keeps: its softmax and, with dropout, what is left of it and a mask."""
+        return 2 * self.width + 1 if self.drops("attention_dropout") else self.width
 
     def bytes_of_routed(self, *, grouped: bool) -> tuple[float, float]:
         """Bytes that a layer with experts keeps of a token for the way back, less an MLP's; and

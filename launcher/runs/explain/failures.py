@@ -18,26 +18,40 @@ from typing import Any
 import yaml
 
 from launcher.base.yamlfile import Loader
-from launcher.runs.explain import anchors, refusals
+from launcher.runs.explain import anchors, refusals, stated
 from launcher.runs.explain.loglines import LogLine, Words, by_source
 from launcher.runs.explain.logreader import LogReader
 from launcher.runs.plan.job import EndCause
 
 KNOWN = Path(__file__).with_name("known")
-KINDS = ("cause", "request", "report", "summary")
+KINDS = ("cause", "request", "stated", "report", "summary")
 """What a row describes, what outranks others first.
 
-request: somebody asked for the end; where something failed before, it is a report. report: ranks
-write it as well when another, or another node, has failed. summary: only that something has.
+request: somebody asked for the end; where something failed before, it is a report. stated: an
+error whose own words say what is wrong (stated.py). report: ranks write it as well when another,
+or another node, has failed. summary: only that something has.
 """
 
-AFTERWARDS = KINDS[2:]
+STATED = KINDS[2]
+AFTERWARDS = KINDS[3:]
 """What may be what another failure has led to."""
 
+HEADS = {"cause": "cause", "clue": "this points to"}
+"""How a row's name is introduced, by its certainty."""
+
 SUSPECTS = 10
+NEAR = 40
+"""Lines before an error in which its traceback is looked for."""
+
 RAISED = re.compile(
     r"(?:^|[\s:])(?:[A-Za-z_]\w*\.)*(?:[A-Z]\w*(?:Error|Exception)\b(?!\()|Exception(?=: ))"
 )
+UNCAUGHT = re.compile(
+    r"\s*(?:\[\w+\]: *)?(?:\w+\.)*(?:[A-Z]\w*)?(?:Error|Exception|Timeout|StopIteration)\b|"
+    r"[\w/.-]+: (?:cannot|can't) |\S*: (?:line )?\d+: |(?:\S+: )?(?:error|runner): "
+)
+"""How a line begins that ends a program: Python's last one of a traceback, or a tool's."""
+
 LOUD = re.compile(
     r"\b(?:ERROR|FATAL|Fatal|[Ee]rror|fatal|panic|NCCL WARN|abort\w*|core dumped|[Ff]ailed)\b"
 )
@@ -48,7 +62,8 @@ ECHO = re.compile(r"ChildFailedError|^ {4}|^\s*(?:raise|except) |\bfailed \(exit
 """What says only that something failed elsewhere, and code."""
 
 FAR = re.compile(
-    r"NCCL|\bc10d\b|TCPStore|[Gg]loo\b|[Rr]endezvous|\bDist\w+Error|[Cc]onnection |[Ss]ocket"
+    r"NCCL|\bc10d\b|TCPStore|[Gg]loo\b|[Rr]endezvous|\bDist\w+Error|[Cc]onnection |[Ss]ocket|"
+    r"[Bb]roken pipe"
 )
 """In an exception: it may be of another's failure, whichever its row."""
 
@@ -61,53 +76,77 @@ COMMAND = re.compile(r"`([^`]+)`")
 class Failure:
     """A row of known/FAMILY.yaml: a failure, and how a log shows it.
 
-    name: what failed, in a few words. cure: what mends it. source: threads that report it, or who
-    writes it. since: the first release that writes one of its texts, by its sources; `any`
-    where all do that the matrix has. says: regular expressions (MULTILINE) of lines without their
-    prefixes; one is in its output. who: whose words they are (loglines.SPEAKERS), "" for anybody's.
-    kind: one of KINDS. raised: an expression of where Megatron raises what is else unknown
-    (refusals.py). cause: the end that shows it alone, where nothing was written (EndCause). sets:
-    KEY=VALUE that `resume` has to set, so that it does not fail so again. of_node: whether it is a
-    fault of the machine that writes it.
+    name: what failed, in a few words. cure: what mends it. either: its causes where it has several,
+    each with its cure, the likeliest first; such a row, like a report, is but a clue. source:
+    threads that report it, or who writes it. since: the first release that writes one of its texts,
+    by its sources; `any` where all do that the matrix has. says: regular expressions (MULTILINE) of
+    lines without their prefixes; one is in its output. who: whose words they are
+    (loglines.SPEAKERS), "" for anybody's. kind: one of KINDS. raised: an expression of where
+    Megatron raises what is else unknown (refusals.py). cause: the end that shows it alone, where
+    nothing was written (EndCause). sets: KEY=VALUE that `resume` has to set, so that it does not
+    fail so again. of_node: whether it is a fault of the machine that writes it. warns: whether a
+    line that calls itself a warning may show it. row: its name before a log's words are in it.
     """
 
     name: str
-    cure: str
     source: str
     since: str
     says: tuple[str, ...]
     family: str
+    cure: str = ""
+    either: tuple[str, ...] = ()
     who: str = ""
     kind: str = KINDS[0]
     raised: str = ""
     cause: str = ""
     sets: str = ""
     of_node: bool = False
+    warns: bool = False
+    row: str = ""
 
     @property
     def follows(self) -> bool:
         """Whether it may be what another failure has led to."""
         return self.kind in AFTERWARDS
 
+    @property
+    def certainty(self) -> str:
+        """cause: what failed. clue: what points to it, with several causes or of another's end."""
+        return "clue" if self.either or self.follows else "cause"
+
+    @property
+    def remedy(self) -> str:
+        """What mends it; of several causes all, the likeliest first."""
+        return self.cure or "; or ".join(self.either)
+
+    def filled(self, found: dict[str, str]) -> Failure:
+        """The row with what the lines name in its texts, at {words}."""
+        name, cure, *either = (
+            stated.fill(one, found) for one in (self.name, self.cure, *self.either)
+        )
+        return replace(self, name=name, cure=cure, either=tuple(either))
+
 
 @dataclass(frozen=True)
 class FailureSign:
     """A known failure that a log shows, and the lines that do; None where the end shows it.
 
-    said: the last of them. first: the number of the first. kind: its row's, or `report` for a
-    request that came after a failure.
+    said: the last of them. first: the number of the first; column: where it begins there. kind: its
+    row's, or `report` for a request that came after a failure.
     """
 
     failure: Failure
     said: LogLine | None = None
     first: int = 0
     kind: str = KINDS[0]
+    column: int = 0
 
     @property
     def lines(self) -> list[str]:
         """The lines to print."""
         quoted = f": {self.said.text}" if self.said else ""
-        return [f"cause: {self.failure.name}{quoted}", f"cure: {self.failure.cure}"]
+        head = HEADS[self.failure.certainty]
+        return [f"{head}: {self.failure.name}{quoted}", *_cures(self.failure)]
 
 
 @cache
@@ -115,12 +154,15 @@ def table() -> tuple[Failure, ...]:
     """All that are known, by family."""
     files = sorted(KNOWN.glob("*.yaml"))
     texts = [yaml.load(file.read_bytes(), Loader) for file in files]  # noqa: S506
-    rows = (
-        {**row, "says": tuple(row["says"]), "family": text["family"]}
+    return tuple(
+        Failure(
+            **{**row, "says": tuple(row["says"]), "either": tuple(row.get("either", ()))},
+            family=text["family"],
+            row=row["name"],
+        )
         for text in texts
         for row in text["rows"]
     )
-    return tuple(Failure(**row) for row in rows)
 
 
 @cache
@@ -160,8 +202,9 @@ class Explanation:
         first = self.signs[0]
         said = [f"log: {first.said.where}: {first.said.text}"] if first.said else []
         raised = [first.said.raised_by] if first.said and first.said.raised_by else []
-        cause = [f"cause: {first.failure.name}", *said, *raised, f"cure: {first.failure.cure}"]
-        return [*cause, *after]
+        kind = first.failure.certainty
+        cause = [f"{HEADS[kind]}: {first.failure.name}", *said, *raised, *_cures(first.failure)]
+        return [*cause, *after, *(self._asking if kind == "clue" else [])]
 
     @property
     def _asking(self) -> list[str]:
@@ -181,6 +224,12 @@ class Explanation:
         }
 
 
+def _cures(known: Failure) -> list[str]:
+    if not known.either:
+        return [f"cure: {known.cure}"]
+    return ["cure, the likeliest cause first:", *(f"  {one}" for one in known.either)]
+
+
 def _shown(said: LogLine) -> list[str]:
     return [f"  {said.where}: {said.text}", *([f"    {said.raised_by}"] * bool(said.raised_by))]
 
@@ -188,9 +237,12 @@ def _shown(said: LogLine) -> list[str]:
 def _as_dict(sign: FailureSign) -> dict[str, Any]:
     return {
         "cause": sign.failure.name,
+        "row": sign.failure.row,
+        "certainty": sign.failure.certainty,
         "family": sign.failure.family,
-        "cure": sign.failure.cure,
-        "commands": COMMAND.findall(sign.failure.cure),
+        "cure": sign.failure.remedy,
+        "either": sign.failure.either,
+        "commands": COMMAND.findall(sign.failure.remedy),
         "said": asdict(sign.said) if sign.said else None,
     }
 
@@ -222,17 +274,35 @@ def _find(lines: list[Words], signs: dict[str, FailureSign]) -> None:
     text = "\n".join(line.text for line in lines)
     starts = list(accumulate((len(line.text) + 1 for line in lines), initial=0))
     parts = anchors.find(text, starts)
-    for known in table():
+    for known in sorted(table(), key=lambda known: known.kind == STATED):
         sign = signs.get(known.name)
         if known.name not in parts or (sign is not None and sign.said is not None):
             continue
         for match in _matches(known, text, starts, parts[known.name]):
             first = bisect_right(starts, match.start()) - 1
             last = bisect_right(starts, max(0, match.end() - 1)) - 1
-            if not known.who or lines[last].speaker in known.who:
+            if _may_say(lines[last], known) and not _is_said_elsewhere(lines[last], known, signs):
                 said = _located(lines, last)
-                signs[known.name] = FailureSign(known, said, lines[first].number, known.kind)
+                row = known.filled(stated.values(match, lines[max(0, last - NEAR) : last]))
+                column = match.start() - starts[first]
+                number = lines[first].number
+                signs[known.name] = FailureSign(row, said, number, known.kind, column)
                 break
+
+
+def _may_say(line: Words, known: Failure) -> bool:
+    """Whether it is one of the row's speakers, and not a warning where the row is of errors."""
+    ends = known.kind != STATED or UNCAUGHT.match(line.text)
+    is_loud = known.warns or not line.warns
+    return bool(ends) and is_loud and (not known.who or line.speaker in known.who)
+
+
+def _is_said_elsewhere(line: Words, known: Failure, signs: dict[str, FailureSign]) -> bool:
+    """Whether a row of stated errors isn't wanted: another row has the line, or may have."""
+    if known.kind != STATED:
+        return False
+    taken = (sign.first <= line.number <= sign.said.line for sign in signs.values() if sign.said)
+    return any(taken) or _is_known(line.text)
 
 
 def _matches(
@@ -284,7 +354,7 @@ def _located(lines: list[Words], index: int) -> LogLine:
         return line.quoted
     where = refusals.find(line.text)
     if not where:
-        before = (FRAME.search(one.text) for one in reversed(lines[max(0, index - 40) : index]))
+        before = (FRAME.search(one.text) for one in reversed(lines[max(0, index - NEAR) : index]))
         frame = next(filter(None, before), None)
         where = f"raised under {frame[2]} of {frame[1]}.py" if frame else ""
     return replace(line.quoted, raised_by=where)
@@ -306,7 +376,7 @@ def _ordered(signs: list[FailureSign], raised: list[LogLine]) -> tuple[list[Fail
     begin = min(sign.first for sign in found)
     ranks = {sign.said.rank for sign in found if sign.said}
     return found, any(
-        (said.line < begin or (said.rank and said.rank not in ranks)) and not _is_known(said)
+        (said.line < begin or (said.rank and said.rank not in ranks)) and not _is_known(said.text)
         for said in raised
     )
 
@@ -326,10 +396,11 @@ def _explains(other: FailureSign, sign: FailureSign) -> bool:
         return False
     inside = other.first <= sign.first and sign.said.line <= other.said.line
     is_more = (other.first, other.said.line) != (sign.first, sign.said.line)
-    return inside and (is_summary or is_more)
+    return inside and (is_summary or is_more or sign.column < other.column)
 
 
-def _is_known(said: LogLine) -> bool:
-    parts = anchors.find(said.text, [0, len(said.text) + 1])
-    known = (one for one in table() if one.name in parts)
-    return bool(FAR.search(said.text)) or any(pattern(one).search(said.text) for one in known)
+def _is_known(said: str) -> bool:
+    """Whether a line is of a row, or of the network, but for errors that state what they are."""
+    parts = anchors.find(said, [0, len(said) + 1])
+    known = (one for one in table() if one.name in parts and one.kind != STATED)
+    return bool(FAR.search(said)) or any(pattern(one).search(said) for one in known)

@@ -43,7 +43,15 @@ RANK = re.compile(r"\[(?:rank|default)?(\d+)\]:|\b[Rr]ank[ =:](\d+)\b|^ *(\d+): 
 NODE = re.compile(r"^(node-\d+) \| |^([A-Za-z][\w.-]*):\d+:\d+ \[\d+\]|\bON (\S+) CANCELLED\b")
 TIME = re.compile(r"\b(?:\d{4}-\d\d-\d\d[T ])?\d\d:\d\d:\d\d(?:[.,]\d+)?\b")
 
+WARNING = re.compile(
+    r"\bWARNING\b|\b(?:User|Future|Deprecation|Runtime|Resource)Warning: |\[W[ \d:]|^W\d{4} "
+)
+"""A line at the level of a warning: loggers', Python's, torch's and glog's."""
+
 OLD_WARNING = re.compile(r"(\b\w+\.(?:cc|cu|h):\d+) WARN ")
+ESCAPED = re.compile(r'\\+"')
+"""A quote in a message that an engine passed on as a string."""
+
 IGNORED = re.compile(
     r"Exception ignored|Error in atexit|.{0,24}matching Triton|\S*ld: cannot find -l(?:aio|cufile)"
 )
@@ -125,6 +133,11 @@ class Words(NamedTuple):
         return next((name for name, begins in SPEAKERS if begins.match(text)), PROGRAM)
 
     @property
+    def warns(self) -> bool:
+        """Whether it calls itself a warning."""
+        return bool(WARNING.search(self.raw))
+
+    @property
     def quoted(self) -> LogLine:
         """The line as far as it fits on one of the launcher's, and what it says of itself."""
         rank, node = (
@@ -145,6 +158,8 @@ def parse(number: int, raw: str) -> Words:
             break
         at, source = match.end(), source + (match["rank"] or "")
     text = raw[at + 1 :] if raw[at : at + 1] == " " else raw[at:]
+    if '\\"' in text:
+        text = ESCAPED.sub('"', text)
     if " WARN " in text:
         text = OLD_WARNING.sub(r"\1 NCCL WARN ", text, count=1)
     return Words(number, raw, text, source)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -10,6 +11,7 @@ from math import isfinite
 from pathlib import Path
 
 from launcher.agent.checkpoints import folders
+from launcher.agent.words import DIVERGED, SAYS
 from launcher.base.errors import UsageError
 from launcher.base.names import LABEL
 from launcher.runs.follow import find
@@ -178,12 +180,17 @@ def verdict(listeners: Sequence[Listener]) -> str:
     return next((str(alarm) for alarm in alarms if alarm), "")
 
 
-def diverged(listeners: Sequence[Listener]) -> str:
-    """From where on a run's numbers were NaN to its end; "" where not, or where it is ignored."""
-    guards = (one for one in listeners if isinstance(one, LossGuard))
-    first = next((one.lasting for one in guards if one.wanted.on_nan != "ignore"), 0)
-    why = "the loss or gradient was NaN from iteration {} to the end"
-    return why.format(first) if first else ""
+def diverged(listeners: Sequence[Listener], output: str = "") -> str:
+    """From where on a run's numbers were NaN to its end; "" where not, or where it is ignored.
+
+    By the last of the output where only another node's launcher has the lines of the steps.
+    """
+    heard = re.search(f"{SAYS}{DIVERGED.format('([0-9]{1,18})')}", output)
+    for one in listeners:
+        if isinstance(one, LossGuard) and one.wanted.on_nan != "ignore":
+            one.lasting = one.lasting or int(heard[1] if heard else 0)
+            return DIVERGED.format(one.lasting) if one.lasting else ""
+    return ""
 
 
 def settle(listeners: Sequence[Listener], found: Ending) -> str:

@@ -135,7 +135,7 @@ def _to_its_end(
         ended = _noted(job) or ended
     asked = bool(stopper.asked) or owner.asked_to_stop(job.run)
     why = watchdog.verdict(listeners), guard.verdict(listeners)
-    diverged = "" if ended.code else guard.diverged(listeners)
+    diverged = "" if ended.code else guard.diverged(listeners, follower.tail.text)
     return Ending(ended, asked, follower.tail.text, *why, diverged)
 
 

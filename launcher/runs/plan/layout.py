@@ -70,6 +70,14 @@ def layout(config: RunConfig, processes: int) -> Layout:
     )
 
 
+def places_experts(config: RunConfig, where: Layout) -> bool:
+    """Whether expert parallelism divides the processes that it is laid over: core/parallel_state.py
+    and our program's `layout`."""
+    tensor = config.megatron_args.get("expert_tensor_parallel_size") or where.tensor
+    over = config.parallel.expert_model_parallel_size or 1
+    return not isinstance(tensor, int) or where.world % (tensor * where.pipeline * over) == 0
+
+
 def micro_batch(config: RunConfig, where: Layout) -> int | None:
     """The micro-batch size, `auto` resolved: the largest up to 16 that fits the global batch."""
     size, whole = config.training.micro_batch_size, config.training.global_batch_size

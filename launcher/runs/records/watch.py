@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from launcher.agent import words
 from launcher.base import files
 from launcher.base.logfile import GAP, LogFile
 from launcher.runs.records import metrics, record, throughput
@@ -17,10 +18,13 @@ from launcher.runs.records.metrics import Found, TrainingStep
 from launcher.runs.records.record import APPEND, LOG, METRICS
 from launcher.runs.records.throughput import Rates
 
+MOST_LINKS = 4
+"""Rates of all-reduces that an attempt writes to its facts."""
+
 LONGEST_LINE = 1 << 16
 """Bytes of a line that hasn't ended yet, after which it is no line of metrics."""
 
-MARKS = (b"iteration", b"padded vocab")
+MARKS = (b"iteration", b"padded vocab", b"all-reduce of")
 """What every line that is read has one of; most of a log has none, and is passed over."""
 
 
@@ -71,9 +75,10 @@ class RecordWatch:
         self.speed = speed
         self.seen = seen
         self.tell = tell
-        self.log, self.metrics = folder / log_name(attempt), folder / METRICS
+        self.folder, self.log, self.metrics = folder, folder / log_name(attempt), folder / METRICS
         self.attempt = attempt
         self.opened = self.told = False
+        self.links = 0
         self.files: dict[Path, LogFile] = {}
         self.begun = {False: b"", True: b""}
         for path in (self.log, self.metrics):
@@ -118,8 +123,20 @@ class RecordWatch:
         for line in text.decode(errors="replace").split("\n"):
             if self.speed:
                 self.speed.read_vocabulary(line)
+            if self.links < MOST_LINKS and (link := words.LINK.search(line)):
+                self._keep_link(*link.groups())
             for found in metrics.parse_all(line):
                 self._keep(found)
+
+    def _keep_link(self, nodes: str, each: str, gpu: str, rate: str) -> None:
+        """Add to the facts how fast ranks sum, within a machine or between machines."""
+        path, reach = self.folder / record.FACTS, "between" if int(nodes) > 1 else "within"
+        self.links += 1
+        if facts := record.read_file(path):
+            link = {"nodes": int(nodes), "ranks": int(each), "gpu": gpu, "gb_s": float(rate)}
+            facts["links"] = {**facts.get("links", {}), reach: link}
+            with suppress(OSError):
+                files.write(path, f"{json.dumps(facts, indent=1)}\n", 0o600)
 
     def _keep(self, found: Found) -> None:
         rates = (

@@ -9,8 +9,10 @@ of bench/gpu/runs.yaml that have `fit`.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 from launcher.runs.checks import memory
 from launcher.runs.plan import model
@@ -45,6 +47,8 @@ From what GPT-2 took on H100s, which the host bounds in all but the first two. "
 runs on one machine go with each other: no number of it is shown unscaled.
 """
 
+CAPACITY = re.compile(r"\d{1,6}(\.\d{1,6})?")
+
 EXPERT = 2.9
 """ms that the host takes for each expert of a layer that a rank has, called one after the other."""
 
@@ -60,12 +64,17 @@ LATENCY = 0.03
 CPU_TFLOPS, CPU_MEMORY = 0.05, 0.02
 """A CPU's rates in TFLOP/s and TB/s, for how its runs go with each other alone, as "cpu" above."""
 
+MACHINE, NETWORK = "within", "between"
+"""The GPUs of a machine, and machines, as facts' links: runs/records/watch.py."""
+
+NO_LINKS: Mapping[str, float] = MappingProxyType({})
+
 BUSY = "upstream, busy"
 OFF = {
     "kernels": (0.83, 1.16),
     "graphed": (0.83, 1.16),
     "compiled": (0.83, 1.16),
-    "experts": (0.54, 1.03),
+    "experts": (0.83, 1.16),
     "eager": (0.80, 1.15),
     "upstream": (0.65, 1.45),
     BUSY: (0.72, 1.06),
@@ -93,10 +102,13 @@ class GpuRates:
     network: float | None = None
 
 
-def published(name: str, precision: str, network: float | None = None) -> GpuRates | None:
+def published(
+    name: str, precision: str, network: float | None = None, links: Mapping[str, float] = NO_LINKS
+) -> GpuRates | None:
     """A card by what is published of it; None where that isn't known.
 
     `network` is GB/s for each GPU to other machines, where it isn't that of NVIDIA's own machines.
+    `links` are GB/s that were reached within a machine and between machines, where they are known.
     """
     card = throughput.card(name)
     if card is None or not (card.rates.get(precision) and card.rates.get("memory")):
@@ -104,12 +116,15 @@ def published(name: str, precision: str, network: float | None = None) -> GpuRat
     peak, traffic = card.rates[precision], card.rates["memory"]
     link = card.rates.get("link", 64) / 2  # PCIe 4.0 x16 has 64 GB/s, both ways
     reach = network or card.network
-    return GpuRates(name, peak * PRODUCTS, traffic * TRAFFIC, link * LINK, reach and reach * LINK)
+    within, between = links.get(MACHINE, link * LINK), reach and reach * LINK
+    between = between if network else links.get(NETWORK, between)
+    return GpuRates(name, peak * PRODUCTS, traffic * TRAFFIC, within, between)
 
 
 @dataclass(frozen=True)
 class StepCost:
-    """ms of a step: what each part takes, and all of it."""
+    """ms of a step: what each part takes, and all of it, with tokens spread evenly over experts;
+    and how much more that is where all tokens choose the same ones."""
 
     arithmetic: float
     traffic: float
@@ -117,6 +132,7 @@ class StepCost:
     host: float
     bubble: float
     between: float = 0.0
+    uneven: float = 0.0
 
     @property
     def ms(self) -> float:
@@ -145,6 +161,27 @@ class StepCost:
 
 def step(work: Work, card: GpuRates) -> StepCost | None:
     """The cost of a step; None where the model's sizes, or the nodes' network, aren't known."""
+    even, load = _step(work, card, 1.0), highest_load(work)
+    worst = even if load == 1 else _step(work, card, load)
+    return replace(even, uneven=worst.ms - even.ms) if even and worst else even
+
+
+def highest_load(work: Work) -> float:
+    """How many times as many rows as others a rank's experts have where all tokens choose the same
+    experts: 1 without expert parallelism, as all of them are on each rank.
+
+    At the start of a training routers are near that: mixtral-8x7b in bench/gpu/runs.yaml.
+    """
+    over = work.number("expert_model_parallel_size", 1)
+    if not (work.shape and work.shape.experts) or over == 1:
+        return 1.0
+    most = memory.rows_of_token(work.shape, over) / work.shape.routed
+    capacity = str(work.options.get("moe_expert_capacity_factor", ""))
+    return max(1.0, min(most, float(capacity))) if CAPACITY.fullmatch(capacity) else most
+
+
+def _step(work: Work, card: GpuRates, load: float) -> StepCost | None:
+    """`load`: of the busiest rank's experts, 1 where all have as much."""
     size, needed, where, options = work.shape, work.memory(), work.where, work.options
     if size is None or needed is None or not (work.micro and work.batch):
         return None
@@ -157,12 +194,13 @@ def step(work: Work, card: GpuRates) -> StepCost | None:
         kept = memory.needed(work.program, whole, where) or needed
     traffic = kept.activations / min(where.pipeline, count) * moved * (4 / 3 if again else 1)
     traffic += 2 * needed.logits
+    row = MOVED_HIDDEN * size.hidden + MOVED_INSIDE * size.expert_ffn
+    rows = work.micro * size.sequence / where.context * size.routed * size.expert_layers
+    rows /= where.pipeline
     if size.experts and how == "graphed":  # of whose rows only those that are used are moved
         over = work.number("expert_model_parallel_size", 1)
         inside = 2 * size.expert_ffn * memory.rows_of_token(size, over)
-        row = MOVED_HIDDEN * size.hidden + MOVED_INSIDE * size.expert_ffn
-        tokens = 2 * work.micro * size.sequence * size.expert_layers / where.pipeline
-        traffic += tokens * (size.routed * row - moved * inside)
+        traffic += 2 * rows * (row - moved * inside / size.routed)
     traffic += 3 * needed.weights + 2 * needed.gradients  # read three times, and added to
     traffic = traffic * count + 2 * (needed.weights + needed.gradients + needed.optimizer)
     if options.get("transformer_impl") == "local" and how == "upstream":
@@ -171,6 +209,10 @@ def step(work: Work, card: GpuRates) -> StepCost | None:
         traffic += SCORES * tokens * scores * layers * count
     virtual = max(1.0, layers / work.number("num_layers_per_virtual_pipeline_stage", size.layers))
     operations = size.operations(work.batch) / where.world * (4 / 3 if again else 1)
+    if load > 1:
+        inner = (3 if size.gated else 2) * size.expert_ffn
+        operations += (load - 1) * 6 * rows * size.hidden * inner * count / where.tensor
+        traffic += (load - 1) * 2 * rows * row * count / where.tensor
     each, once = HOST[how]
     alone = how in ("eager", "upstream") and "moe_grouped_gemm" not in options
     if alone and size.experts:
@@ -184,7 +226,8 @@ def step(work: Work, card: GpuRates) -> StepCost | None:
         bubble=(where.pipeline - 1) / count / virtual,
         between=BETWEEN * layers * count if how in COMPILED else 0.0,
     )
-    communication = _communication(work, size, needed, card, unsent)
+    sent = 1.0 if how in COMPILED else load  # compiled, all ranks have all tokens
+    communication = _communication(work, size, needed, card, unsent, sent)
     return None if communication is None else replace(unsent, communication=communication)
 
 
@@ -211,6 +254,7 @@ def _communication(
     needed: memory.MemoryEstimate,
     card: GpuRates,
     alone: StepCost,
+    load: float,
 ) -> float | None:
     """ms in which a GPU sends: rings send (n - 1)/n of what they sum over n, and of what they give.
 
@@ -219,7 +263,8 @@ def _communication(
     are sent and come back, forward and backward. What goes beyond a machine takes its network:
     ranks of tensor parallelism are neighbours, then those of context, data and pipeline
     parallelism, as Megatron orders them. What overlaps is hidden as long as that it overlaps with
-    takes, in `alone`, the step without it.
+    takes, in `alone`, the step without it. Where experts get `load` times as many tokens, so many
+    more are sent to them.
     """
     where, options, count = work.where, work.options, work.count
     machine, layers = where.world // work.nodes, size.layers / where.pipeline
@@ -248,7 +293,7 @@ def _communication(
     if "tp_comm_overlap" in options:
         took["tensor"] = max(0.0, took["tensor"] - alone.arithmetic)
     if over > 1 and size.experts:
-        routed = 4 * size.expert_layers / where.pipeline * output * size.routed
+        routed = 4 * size.expert_layers / where.pipeline * output * size.routed * load
         took["experts"] = routed / where.tensor * (over - 1) / over / data / 1e6
     times = (where.tensor > 1) + (where.context > 1) + (over > 1)
     latency = 0.0 if work.on_cpu else 4 * layers * count * LATENCY * times

@@ -77,6 +77,8 @@ class RunFact:
     outcome: str = ""
     knows_data: bool = False
     whole: bool = True
+    links: Mapping[str, float] = field(default_factory=dict, hash=False)
+    """GB/s for each GPU that its ranks measured before the start, by costs.MACHINE and NETWORK."""
 
     @property
     def total(self) -> float:
@@ -119,18 +121,30 @@ def of_run(run: str, most: int = 0) -> RunFact | None:
     try:
         done = works.of_record(plan, kept.config)
         fact = _fact(kept, done, place(facts, on_cpu=done.on_cpu), found, endings)
+        links = _links(facts)
     except FOREIGN:
         return None
-    return replace(fact, whole=not most) if fact else None
+    return replace(fact, whole=not most, links=links) if fact else None
+
+
+def _links(facts: Mapping[str, Any]) -> dict[str, float]:
+    """GB/s of a GPU's links: those of a machine share what goes beyond it."""
+    return {
+        reach: rate
+        for reach, link in (facts.get("links") or {}).items()
+        if 0 < (rate := link["gb_s"] / (link["ranks"] if reach == costs.NETWORK else 1)) < inf
+    }
 
 
 def place(facts: Mapping[str, Any], *, on_cpu: bool) -> str:
-    """What a run ran on, by its facts; "" where they don't say it, as of a scheduler's machines."""
+    """What a run ran on, by its facts, of a scheduler's machines by what its ranks measured; ""
+    where they don't say it."""
     if on_cpu:
         host = facts.get("host") or {}
         return f"{host.get('name')} with {host.get('cpus')} CPUs" if host else ""
     machine = facts.get("machine") or {}
     names = {str(gpu["name"] or "") for gpu in machine.get("gpus") or ()}
+    names = names or {str(link["gpu"]) for link in (facts.get("links") or {}).values()}
     return names.pop() if len(names) == 1 else ""
 
 

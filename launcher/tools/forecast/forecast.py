@@ -45,10 +45,13 @@ class Hardware:
     capability: tuple[int, int] | None = None
     network: float | None = None
 
-    def rates(self, work: Work) -> GpuRates | None:
-        """The card's published rates; None where there are none, as on the CPU."""
-        name = "" if work.on_cpu else self.card
-        return costs.published(name, work.precision, self.network) if name else None
+    def rates(self, work: Work, known: Sequence[RunFact]) -> GpuRates | None:
+        """The card's published rates, with links as the newest of the `known` runs measured them;
+        None where there are none, as on the CPU."""
+        if work.on_cpu or not self.card:
+            return None
+        links = {reach: one.links[reach] for reach, one in site.measured_links(known).items()}
+        return costs.published(self.card, work.precision, self.network, links)
 
 
 @dataclass(frozen=True)
@@ -113,7 +116,7 @@ def forecast(
 
     `folder` is where it saves, as seen here.
     """
-    card, unknown = machine.rates(work), list[str]()
+    card, unknown = machine.rates(work, known), list[str]()
     needed = None if work.on_cpu else work.memory(machine.capability)
     step = site.step(work, card, known)
     if work.shape is None:
@@ -129,6 +132,8 @@ def forecast(
         unknown.append("the time of a save: none was measured here, so hours are without saves")
     sources = {"memory": MEMORY_SOURCE} if needed else {}
     sources |= {"step": step.source} if step else {}
+    used = site.links_of(work, card, known, machine.network is not None) if step else ""
+    sources |= {"links": used} if used else {}
     sources |= {"checkpoints": "the model's sizes"} if size and saves else {}
     sources |= {"saves": FROM_RECORDS} if saving else {}
     sources |= {"start, evaluations, end": FROM_RECORDS} if known else {}

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from math import log2
+from itertools import groupby, product
+from math import inf, log2
 
 from launcher.runs.checks.fit import MARGIN, MOST_TENSOR, smallest
 from launcher.runs.checks.machine import Gpu
@@ -19,12 +20,20 @@ from launcher.tools.forecast.facts import RunFact
 from launcher.tools.forecast.forecast import Hardware, OtherLayout
 from launcher.tools.forecast.work import Work, of_resolved
 
-MOST_TRIED, SHOWN = 12, 2
+MOST_TRIED, SHOWN = 24, 2
 """Layouts that are looked at, the nearest first; and those that fit that are shown."""
+
+LONG = 8192
+"""Tokens of a sequence from which context parallelism is another way to divide a run."""
+
+KEYS = ("tensor_model", "pipeline_model", "context", "expert_model")
+Split = tuple[int, int, int, int]
+"""TP, PP, CP and EP, in the order of KEYS."""
 
 
 def nearest(run: Resolved, machine: Hardware, known: Sequence[RunFact]) -> list[OtherLayout]:
-    """The two nearest layouts that fit; none where the GPU's memory, or the model, isn't known.
+    """The two nearest layouts that fit, of those as near the fastest; none where the GPU's memory,
+    or the model, isn't known.
 
     Where the run itself doesn't fit, the least change with which it would comes first.
     """
@@ -34,55 +43,83 @@ def nearest(run: Resolved, machine: Hardware, known: Sequence[RunFact]) -> list[
     if needed is None:
         return []
     found, faulty = list[OtherLayout](), {fault.key for fault in run.faults}
-    candidates = [*_candidates(run.config, base)]
+    rings = groupby(_splits(base), key=lambda split: _apart(split, _own(base)))
+    several = [[_sets(run.config, base, split) for split in ring] for _, ring in rings]
     if needed.total > machine.total * (1 - MARGIN):
         card = Gpu(0, "", machine.card, machine.total, 0, machine.capability, "")
-        candidates = [*filter(None, [smallest(run.config, run.processes, card)]), *candidates]
-    for sets in candidates:
-        config = layout.with_precision(overridden(run.config, [Override("forecast", sets)]))
-        where = layout.layout(config, run.processes)
-        broken = layout.faults(config, where, run.facts.release)
-        if any(fault.key not in faulty for fault in broken):
-            continue
-        work = replace(base, options=values_of(config, where), where=where)
-        needed = work.memory(machine.capability)
-        if needed and needed.total <= machine.total * (1 - MARGIN):
-            step = site.step(work, machine.rates(work), known)
-            found.append(OtherLayout(sets, needed.total, step))
-        if len(found) == SHOWN:
+        least = smallest(run.config, run.processes, card)
+        several = [[least] if least else [], *several]
+    for ring in several:
+        fits = list[OtherLayout]()
+        for sets in ring:
+            config = layout.with_precision(overridden(run.config, [Override("forecast", sets)]))
+            where = layout.layout(config, run.processes)
+            broken = layout.faults(config, where, run.facts.release)
+            other = any(fault.key not in faulty for fault in broken)
+            if other or not layout.places_experts(config, where):
+                continue
+            work = replace(base, options=values_of(config, where), where=where)
+            needed = work.memory(machine.capability)
+            if needed and needed.total <= machine.total * (1 - MARGIN):
+                step = site.step(work, machine.rates(work, known), known)
+                fits.append(OtherLayout(sets, needed.total, step))
+        found += sorted(fits, key=lambda each: (each.step.ms if each.step else inf, each.bytes))
+        if len(found) >= SHOWN:
             break
-    return found
+    return found[:SHOWN]
 
 
-def _candidates(config: RunConfig, base: Work) -> Iterator[dict[str, object]]:
-    """The keys of other layouts, the nearest first: by how often TP and PP are doubled or halved.
+def _own(base: Work) -> Split:
+    """The run's own."""
+    where = base.where
+    return where.tensor, where.pipeline, where.context, base.number(f"{KEYS[3]}_parallel_size", 1)
+
+
+def _apart(one: Split, other: Split) -> float:
+    """How often sizes are doubled or halved from one to the other."""
+    return sum(abs(log2(a / b)) for a, b in zip(one, other, strict=True))
+
+
+def _splits(base: Work) -> list[Split]:
+    """Those that the model and the processes allow, the nearest first, without the run's own."""
+    where, shape, own = base.where, base.shape, _own(base)
+    assert shape
+    machine = where.world // base.nodes
+    contexts = layout.divisors(machine) if shape.sequence >= LONG else [where.context]
+    experts = layout.divisors(shape.experts) if shape.experts else [1]
+    rows = list[Split]()
+    for tensor, pipeline, context, over in product(
+        layout.divisors(min(machine, MOST_TENSOR)), layout.divisors(where.world), contexts, experts
+    ):
+        replicas, rest = divmod(where.world, tensor * pipeline * context)
+        widths = (shape.heads, shape.groups, shape.expert_ffn, shape.shared_ffn)
+        divides = shape.layers % pipeline == 0 and not any(width % tensor for width in widths)
+        spread = replicas * context if where.data % own[3] else replicas  # experts, over CP too
+        if not rest and divides and spread % over == 0 and own != (tensor, pipeline, context, over):
+            rows.append((tensor, pipeline, context, over))
+    return sorted(rows, key=lambda split: (_apart(split, own), split))[:MOST_TRIED]
+
+
+def _sets(config: RunConfig, base: Work, split: Split) -> dict[str, object]:
+    """The keys of a layout.
 
     The micro-batch is the largest up to the run's own that the global batch allows. TP that is
     split takes sequence parallelism, as it needs less and loses nothing.
     """
-    where, shape = base.where, base.shape
-    assert shape
-    own = config.parallel
-    rows = list[tuple[float, int, int]]()
-    for tensor in layout.divisors(min(where.world // base.nodes, MOST_TENSOR)):
-        for pipeline in layout.divisors(where.world):
-            split = tensor * pipeline * where.context
-            fits = shape.heads % tensor == shape.groups % tensor == shape.layers % pipeline == 0
-            same = (tensor, pipeline) == (where.tensor, where.pipeline)
-            if where.world % split == 0 and fits and not same:
-                apart = abs(log2(tensor / where.tensor)) + abs(log2(pipeline / where.pipeline))
-                rows.append((apart, tensor, pipeline))
-    padding = (config.model.make_vocab_size_divisible_by or PADDING) * where.tensor
-    for _, tensor, pipeline in sorted(rows)[:MOST_TRIED]:
-        share = base.batch // (where.world // (tensor * pipeline * where.context))
-        sizes = [size for size in layout.divisors(max(1, share)) if size <= base.micro]
-        sets: dict[str, object] = {
-            "parallel.tensor_model_parallel_size": tensor,
-            "parallel.pipeline_model_parallel_size": pipeline,
-            "training.micro_batch_size": max(sizes, default=1),
-        }
-        if (own.sequence_parallel or False) != (tensor > 1):
-            sets["parallel.sequence_parallel"] = True if tensor > 1 else None
-        if padding % tensor == 0 and padding // tensor != config.model.make_vocab_size_divisible_by:
-            sets["model.make_vocab_size_divisible_by"] = padding // tensor
-        yield sets
+    tensor, pipeline, context, _ = split
+    share = base.batch // (base.where.world // (tensor * pipeline * context))
+    sizes = [size for size in layout.divisors(max(1, share)) if size <= base.micro]
+    changed = dict(zip(KEYS, zip(split, _own(base), strict=True), strict=True))
+    sets: dict[str, object] = {
+        f"parallel.{key}_parallel_size": size
+        for key, (size, was) in changed.items()
+        if size != was or key in KEYS[:2]
+    }
+    sets["training.micro_batch_size"] = max(sizes, default=1)
+    if (config.parallel.sequence_parallel or False) != (tensor > 1):
+        sets["parallel.sequence_parallel"] = True if tensor > 1 else None
+    multiple = config.model.make_vocab_size_divisible_by or PADDING
+    padding = multiple * base.where.tensor
+    if padding % tensor == 0 and padding // tensor != multiple:
+        sets["model.make_vocab_size_divisible_by"] = padding // tensor
+    return sets

@@ -30,6 +30,12 @@ FEW = 3
 BEYOND = 1.25
 """By how much another kind of work may be further off than those that were left out."""
 
+UNEVEN = "; tokens are taken to be spread evenly over experts, and at most all choose the same ones"
+"""As at the start of a training, before its balance counts."""
+
+NAMES = {costs.MACHINE: "within a machine", costs.NETWORK: "between machines"}
+AS_PUBLISHED = f"{costs.LINK:.0%} of what is published".replace("%", " %")
+
 UNSURE = {False: 2.0, True: 4.0}
 """How far off, either way, a step may be that is scaled from fewer: on GPUs, and on the CPU.
 
@@ -111,9 +117,35 @@ def newest() -> list[tuple[str, float, int]]:
     return sorted(found, key=lambda run: -run[1])
 
 
+def measured_links(known: Sequence[RunFact]) -> dict[str, RunFact]:
+    """The newest runs that measured links within a machine, and between machines."""
+    return {reach: one for one in reversed(known) for reach in one.links}
+
+
+def links_of(work: Work, card: GpuRates | None, known: Sequence[RunFact], given: bool) -> str:
+    """The rates of the links that a run uses, and what they are from; "" where it uses none.
+
+    `given`: whether that between machines was asked for.
+    """
+    found, told = measured_links(known), list[str]()
+    for reach, uses in (
+        (costs.MACHINE, work.where.world > work.nodes),
+        (costs.NETWORK, work.nodes > 1),
+    ):
+        rate = card and (card.link if reach == costs.MACHINE else card.network)
+        source = AS_PUBLISHED if reach not in found else f"measured by run {found[reach].run}"
+        if reach == costs.NETWORK and given:
+            source = "by --network"
+        elif reach in found:
+            rate = found[reach].links[reach]
+        if uses and rate:
+            told.append(f"{rate:.3g} GB/s {NAMES[reach]}, {source}")
+    return "; ".join(told)
+
+
 def step(work: Work, card: GpuRates | None, known: Sequence[RunFact]) -> StepTime | None:
     """The time of a step by earlier runs, else by published rates; None where neither is there."""
-    cost = costs.step(work, card or _cpu(work)) if card or work.on_cpu else None
+    cost = costs.step(work, card or _cpu(work, known)) if card or work.on_cpu else None
     same = tuple(one for one in known if one.work.key == work.key)
     if same:
         ms = median(one.ms for one in same)
@@ -133,17 +165,19 @@ def step(work: Work, card: GpuRates | None, known: Sequence[RunFact]) -> StepTim
     told = f"published rates of the card; such forecasts were {off} of what {where} took"
     if not costs.is_known(work, card.name, cost):
         told += ", and this one is beyond those: a prediction"
-    return StepTime(cost.ms, cost.ms / most, cost.ms / least, told, cost)
+    told += UNEVEN if cost.uneven else ""
+    return StepTime(cost.ms, cost.ms / most, cost.ms / least + cost.uneven, told, cost)
 
 
 def _runs(count: int) -> str:
     return "an earlier run" if count == 1 else f"{count} earlier runs"
 
 
-def _cpu(work: Work) -> GpuRates:
+def _cpu(work: Work, known: Sequence[RunFact]) -> GpuRates:
     """Rates of a process on the CPU, whose cores all share."""
-    share = 1 / work.where.world
-    return GpuRates("CPU", costs.CPU_TFLOPS * share, costs.CPU_MEMORY * share, 1.0, 1.0)
+    share, found = 1 / work.where.world, measured_links(known)
+    links = [found[at].links[at] if at in found else 1.0 for at in (costs.MACHINE, costs.NETWORK)]
+    return GpuRates("CPU", costs.CPU_TFLOPS * share, costs.CPU_MEMORY * share, *links)
 
 
 def _shown(cost: StepCost, work: Work) -> StepCost | None:
@@ -160,7 +194,7 @@ def _scaled(
         object, tuple[float, float]
     ]()  # by work: the model's ms, and what it took of that
     for one in alike:
-        found = costs.step(one.work, card or _cpu(one.work))
+        found = costs.step(one.work, card or _cpu(one.work, known))
         if found and one.work.key not in ratios:
             ratios[one.work.key] = found.ms, one.ms / found.ms
     if not ratios:
@@ -178,8 +212,9 @@ def _scaled(
     told = f"{_runs(len(alike))} with other work here"
     told += f"; each left out, the others were {low:.2f} to {high:.2f} of it" if left_out else ""
     told += "" if left_out else f", so that it may be {unsure:g} times off"
-    ms = cost.ms * factor
-    return StepTime(ms, ms / high, ms / low, told, _shown(cost, work))
+    told += UNEVEN if cost.uneven else ""
+    ms, more = cost.ms * factor, cost.uneven * factor
+    return StepTime(ms, ms / high, ms / low + more, told, _shown(cost, work))
 
 
 def _factor(ms: float, pairs: Sequence[tuple[float, float]]) -> float:

@@ -35,6 +35,8 @@ def _subjects(found: Forecast) -> Iterator[tuple[str, str]]:
         yield "memory", f"{_memory(found)}: {told}; by {found.sources['memory']}"
     if step := found.step:
         yield "step", f"{span(step.range, partial(ms, like=step.ms))}, by {step.source}"
+    if links := found.sources.get("links"):
+        yield "links", links
     if rate := found.tokens_per_s:
         yield "tokens/s", span(rate, count)
     if step and step.cost:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -29,6 +29,7 @@ from launcher.tools.importing.placeholders import (
     NUMBER,
     READ,
     SMALL,
+    TOKEN,
     Template,
     names_in,
     readable,
@@ -58,6 +59,8 @@ RANKS = (
     "SLURM_PROCID SLURM_NODEID SLURM_LOCALID OMPI_COMM_WORLD_RANK OMPI_COMM_WORLD_LOCAL_RANK "
     "PMI_RANK PMIX_RANK"
 ).split()
+
+OF_A_JOB = (*PER_JOB, *FOLDERS, *RANKS, *NODE_LISTS, "PBS_NODEFILE")
 
 
 @dataclass(frozen=True)
@@ -98,6 +101,10 @@ class World:
     only: str = ""
     second: str = SMALL
 
+    def differs(self, name: str) -> bool:
+        """Whether a value is another than in the first run."""
+        return self.number == 2 and self.only in ("", name)
+
 
 class Recorder:
     """Runs one script, as often as it needs to know what depends on what."""
@@ -108,10 +115,7 @@ class Recorder:
         self.call, self.machine, self.given, self.sandbox = call, machine, dict(given), sandbox
         self.template: Template = placeholders.filled(call.text.replace("\r\n", "\n"))
         needed, self.tested = placeholders.unset_variables(f"{call.text}\n{call.called}")
-        known = {*machine.variables, *given}
-        known |= (
-            {*PER_JOB, *FOLDERS, *RANKS, *NODE_LISTS, "PBS_NODEFILE"} if machine.batch else set()
-        )
+        known = {*machine.variables, *given, *(OF_A_JOB if machine.batch else ())}
         self.names = [name for name in needed if name not in known]
         self.tested = [name for name in self.tested if name not in known]
         self.told: list[Omission] = []
@@ -217,16 +221,13 @@ class Recorder:
         return self._read(outcome, world)
 
     def _value(self, name: str, world: World) -> str:
-        number = world.number if world.only in ("", name) else 1
+        second = world.differs(name)
         if name in world.numeric:
-            return NUMBER if number == 1 else world.second
-        return token(name, number)
+            return world.second if second else NUMBER
+        return token(name, 1 + second)
 
     def _environment(self, world: World) -> dict[str, str]:
-        def second(name: str) -> bool:
-            return world.number == 2 and world.only in ("", name)
-
-        machine = self.machine
+        machine, second = self.machine, world.differs
         gpus = machine.gpus or (4 if second("GPUS") else 8)
         answers = {
             "HOME": HOME,
@@ -246,14 +247,11 @@ class Recorder:
         }
         jobs = dict[str, str]()
         if machine.batch:
-            jobs = {name: self._value(name, world) for name in PER_JOB}
+            number = str(4242421 + second("SLURM_JOB_ID"))
+            ids = ("JOB_ID", "JOBID")
+            jobs = {n: number if n.endswith(ids) else self._value(n, world) for n in PER_JOB}
             jobs |= dict.fromkeys(FOLDERS, str(self.call.cwd))
             jobs |= dict.fromkeys(RANKS, "1" if world.only == "RANK" else "0")
-            jobs |= {
-                name: str(4242421 + second("SLURM_JOB_ID"))
-                for name in jobs
-                if re.search("JOB_?ID", name)
-            }
             jobs |= dict.fromkeys(NODE_LISTS, f"{answers['STANDIN_HOST']}-[0-{machine.nodes - 1}]")
             jobs["PBS_NODEFILE"] = "/run/records/nodes"
         names = {name: self._value(name, world) for name in self.names}
@@ -291,10 +289,11 @@ class Recorder:
             for at, part in enumerate(command.parts):
                 reason, text = "", part.text
                 if at in differing[number] or placeholders.PART.search(text):
-                    names = names_in(text) or causes.get((number, at), [])
-                    labels = [shown(name, self.template.labels) for name in names if name]
+                    labels = self._shown(names_in(text) or causes.get((number, at), []))
                     reason = ", ".join(labels) or "what isn't the same each time"
                     text = readable(text, self.template.labels)
+                elif re.match(r"[^-/].*\.py$", text) and names_in(command.cwd):
+                    reason = ", ".join(self._shown(names_in(command.cwd)))
                 marked.append(Word(self._path(text), command.line, reason))
             words = marked[: len(command.words)]
             words = [replace(w, line=self._line(words, n, w.line)) for n, w in enumerate(words)]
@@ -302,7 +301,8 @@ class Recorder:
             for word in marked[len(words) :]:
                 name, _, text = word.text.partition("=")
                 env[name] = Word(text, self._named_line(name, word.line), word.unknown)
-            found.append(replace(command, words=tuple(words), env=env, cwd=self._path(command.cwd)))
+            cwd = self._path(readable(TOKEN.sub(r"/\g<0>", command.cwd), self.template.labels))
+            found.append(replace(command, words=tuple(words), env=env, cwd=cwd))
         return found
 
     def _causes(
@@ -340,6 +340,9 @@ class Recorder:
                     if (number, at) in open_ and causes.get((number, at)) != [""]:
                         causes.setdefault((number, at), []).append(name)
         return causes
+
+    def _shown(self, names: Iterable[str]) -> list[str]:
+        return [shown(name, self.template.labels) for name in dict.fromkeys(names) if name]
 
     def _path(self, text: str) -> str:
         """A text with paths as the launcher takes them: relative ones from where it is started."""
@@ -400,8 +403,7 @@ class Recorder:
             if differs:
                 read = [m[1] or m[2] for m in READ.finditer(row)]
                 named = names_in(text) or [name for name in read if name in tainted]
-                names = [shown(n, self.template.labels) for n in dict.fromkeys(named)]
-                what = ", ".join(names) or "what isn't given"
+                what = ", ".join(self._shown(named)) or "what isn't given"
                 self._tell(line, f"{row[:60]}: decided by {what}")
             elif unset:
                 self._tell(line, f"{row[:60]}: {unset} is taken as not set")
@@ -419,8 +421,7 @@ class Recorder:
             row = self._row(int(match[1]))
             if re.match(r"\s*(source|\.)\s", row):
                 path = readable(match[2], self.template.labels)
-                what = f"{path} isn't here: what it sets isn't known"
-                self._tell(int(match[1]), what)
+                self._tell(int(match[1]), f"{path} isn't here: what it sets isn't known")
 
     def _tell_defaults(self) -> None:
         """Say which counts have a default in the script because a cluster sets them elsewhere."""

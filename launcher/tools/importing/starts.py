@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import takewhile
 
 from launcher.runs.plan import arguments
 from launcher.runs.plan.program import upstreams
@@ -137,6 +138,8 @@ def as_pairs(starter: str, words: Sequence[Word]) -> Iterator[tuple[str, Word]]:
             at += 1
         elif word.text.startswith("-") and name not in ("m", "module"):
             yield name, Word("", word.line)
+        elif word.unknown:
+            yield "nproc_per_node", word
 
 
 def _start_of(command: ScriptCommand) -> Start | None:
@@ -162,8 +165,13 @@ def _taken_apart(command: ScriptCommand, starter: str, words: Sequence[Word]) ->
     """The starter's own words end at the program, the first that is no option or its value."""
     taking = WITH_VALUE.get(starter, "").split()
     position = 1 if starter == "accelerate" and words and words[0].text == "launch" else 0
-    while position < len(words) and words[position].text.startswith("-"):
-        name = words[position].text.lstrip("-").replace("-", "_")
+    while position < len(words):
+        word, rest = words[position], words[position + 1 :]
+        name = word.text.lstrip("-").replace("-", "_")
+        # A variable that isn't known holds options of the starter's where a program follows.
+        held = word.unknown and not word.text.endswith(".py") and starter and _has_program(rest)
+        if not (word.text.startswith("-") or held):
+            break
         position += 2 if name in taking else 1
     if position >= len(words):
         return None
@@ -177,6 +185,12 @@ def _taken_apart(command: ScriptCommand, starter: str, words: Sequence[Word]) ->
         return None
     options = tuple(words[:position])
     return Start(command.line, starter, options, program, tuple(words[position + 1 :]), command, ())
+
+
+def _has_program(words: Sequence[Word]) -> bool:
+    """Whether a program comes before the first long option."""
+    known = takewhile(lambda word: not word.text.startswith("--"), words)
+    return any(word.text.endswith(".py") for word in known)
 
 
 def _around(commands: Sequence[ScriptCommand], command: ScriptCommand) -> list[ScriptCommand]:

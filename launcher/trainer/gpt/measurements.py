@@ -22,6 +22,7 @@ from functools import cache
 from pathlib import Path
 from typing import IO, Any
 
+from launcher.agent import allreduce
 from launcher.agent.ranks.ending import OptionError, RunError
 from launcher.agent.traces import TRACE
 from launcher.agent.words import say
@@ -83,6 +84,29 @@ def _in_driver() -> tuple[Any, Any] | None:
         if not (library.nvmlInit_v2() or library.nvmlDeviceGetHandleByUUID(*asked)):
             return library, handle
     return None
+
+
+def say_links() -> None:
+    """Print on rank 0 how fast ranks of tensor parallelism, and replicas, sum: all ranks call it.
+
+    These groups are used anyhow, so it takes no start of NCCL of its own.
+    """
+    import torch
+    from megatron.core import parallel_state
+
+    each = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    for group in (
+        parallel_state.get_tensor_model_parallel_group(),
+        parallel_state.get_data_parallel_group(with_context_parallel=True),
+    ):
+        ranks = torch.distributed.get_process_group_ranks(group)
+        nodes = len({rank // each for rank in ranks})
+        if len(ranks) > 1 and len(ranks) % nodes == 0:
+            told = allreduce.link_line(torch, torch.cuda.current_device(), nodes, group)
+            if torch.distributed.get_rank() == 0:
+                print(told, flush=True)
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
 
 
 @contextlib.contextmanager

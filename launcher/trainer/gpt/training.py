@@ -66,6 +66,7 @@ def initialise(arguments: argparse.Namespace, layout: RankLayout, *, graphed: bo
         expert_model_parallel_size=layout.expert,
         distributed_timeout_minutes=arguments.distributed_timeout_minutes,
     )
+    measurements.say_links()
     # Stages of a pipeline hold different layers, and must not start from the same numbers.
     seed = arguments.seed + 100 * parallel_state.get_pipeline_model_parallel_rank()
     random.seed(seed)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -120,7 +121,10 @@ def test_contradictions(text: str, environ: dict[str, str], reason: str) -> None
         environment(text, environ)
 
 
-def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(UsageError, match=r"--output-dir: can't make .*file/out: Not a directory"):
         example._make(str(tmp_path / "file/out"))
+    monkeypatch.setattr(os, "access", lambda path, mode: False)  # as root may write anywhere
+    with pytest.raises(UsageError, match=f"{tmp_path} can't be written: give --output-dir"):
+        example._make(str(tmp_path))

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import io
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 
 import pytest
+from packaging.version import Version
 
 from launcher.base import yamlfile
 from launcher.base.errors import BuildError, UsageError
@@ -18,9 +20,10 @@ from launcher.images.matrix.locked import ExtrasLock
 from launcher.images.matrix.recipe import Recipe, recipe
 from launcher.images.matrix.requirements import pinned_versions
 from launcher.images.matrix.schema import Cap, Matrix
-from launcher.images.sources import extras
+from launcher.images.sources import clash, extras
 from launcher.images.sources.clash import clash_in, overlap
 from launcher.images.sources.extras import Ground, settled
+from launcher.images.sources.resolve import ResolvedSet
 
 from .conftest import wheel
 from .test_lock import links
@@ -219,7 +222,33 @@ LACKING = "has no wheel for this Python and platform, and none is compiled here"
             "Because there is no version of foo==99 and you require foo==99,",
             "no index has a package foo==99",
         ),
-        ("Because you require a<1 and you require a>2", None),
+        (
+            "Because you require a<1 and you require a>2, we can conclude",
+            "this asks for a>2, and this asks for a<1",
+        ),
+        *(  # uv's own text was shown for what is no single range
+            (
+                f"cause: Because you require {ranges} and numpy==1.26.4, we can conclude that your "
+                "requirements are unsatisfiable.",
+                f"this asks for numpy{asked}, and the base has numpy 1.26.4",
+            )
+            for ranges, asked in (
+                ("one of:\n    numpy<1.26.4\n    numpy>1.26.4\n", "!=1.26.4"),
+                ("numpy>1,<1.26", ">1,<1.26"),
+                ("one of: numpy<1.20 numpy>1.20,<1.26.4 numpy>1.26.4,<2", "!=1.20,!=1.26.4,<2"),
+                ("one of: numpy<1.26.dev0 numpy>=1.27.dev0", "!=1.26.*"),
+                ("one of: numpy[x]<1 numpy[x]>=1.0,<1.26.dev0", "<1 or >=1.0,<1.26.dev0"),
+            )
+        ),
+        (
+            "Because all versions of model depend on one of:\n  numpy<1.26.4\n  numpy>1.26.4\n and "
+            "numpy==1.26.4, we can conclude that all versions of model cannot be used.",
+            "model needs numpy!=1.26.4, and the base has numpy 1.26.4",
+        ),
+        (  # what is asked for may be one of several ranges, of which the base meets the last
+            "Because you require one of: numpy<1.20 numpy>1.24 and model==1 depends on onnx<1, we",
+            "model==1 needs onnx<1, and the base has onnx 1.16.2",
+        ),
         (  # of an end of a sentence that was taken for a version, the launcher fell
             "all of: opt[all]>=0.4,<=0.4.1rc3 depend on opt>=0.4,<=0.4.1rc3. Because opt[all]==0.3 "
             "depends on onnx>=1.18.0 and onnx==1.16.2, we can conclude that it cannot be used.",
@@ -267,6 +296,38 @@ LACKING = "has no wheel for this Python and platform, and none is compiled here"
 def test_the_two_that_clash_are_named_in_a_sentence(said: str, told: str | None) -> None:
     found = clash_in(said, THERE | {"python": "3.10"}, ["model<5.20"])
     assert (found is None) if told is None else (found is not None and told == found)
+
+
+LONG = 1 << 17
+HOSTILE = [
+    "a" * LONG,
+    "you require a<1 and " * (LONG // 20),
+    "a[" * (LONG // 2),
+    "a{" * (LONG // 2),
+    "a<1" + ",<1" * (LONG // 3),
+    "a<1" + " a<1" * (LONG // 4),
+    "all versions of " * (LONG // 16),
+]
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("said", HOSTILE, ids=[one[:20] for one in HOSTILE])
+def test_a_long_text_is_read_in_no_more_than_its_length(said: str) -> None:
+    """What begins anew at each letter takes minutes for these; they take a tenth of a second.
+
+    The cause is the last of all, behind them.
+    """
+    cause = ". Because model>=1 depends on numpy>=2 and numpy==1.26.4, we can conclude"
+    found = clash_in(said + cause, THERE)
+    assert found == "model>=1 needs numpy>=2, and the base has numpy 1.26.4"
+
+
+def test_a_claim_is_compared_with_a_few_of_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A package whose every version is named would be compared with all others."""
+    compared = []
+    monkeypatch.setattr(clash, "overlap", lambda *pair: compared.append(pair) or True)
+    clash_in("".join(f"a{n} depends on b>{n} and " for n in range(300)), {})
+    assert 300 <= len(compared) <= 300 * clash.RIVALS
 
 
 @pytest.mark.parametrize(
@@ -319,6 +380,26 @@ def test_an_old_release_is_refused_where_the_newest_has_no_wheel(
     assert said.rstrip().endswith(".yaml: speed 0.19")
 
 
+def test_a_dependency_that_is_years_behind_its_newest_is_named(
+    empty_site: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a word, datasets 1.1.1 of 2020 stood beside trl of today: the base kept it back."""
+    newest = {"sets": ("4.0", True), "six": ("1.1", True), "held": ("2.0", False)}
+    monkeypatch.setattr(
+        extras.index,
+        "newest_release",
+        lambda name, *_: (Version(newest[name][0]), newest[name][1]) if name in newest else None,
+    )
+    times = {"trl": 2026, "sets": 2020, "six": 2021, "held": 2020, "gone": 2020, "near": 2024}
+    found = ResolvedSet(
+        [f"{one}==1.1" for one in (*times, "timeless")],
+        {},
+        {one: datetime(year, 1, 1) for one, year in times.items()},
+    )
+    assert extras.left_behind(found, "3.10", empty_site) == ["sets 1.1 (newest: 4.0)"]
+    assert extras.left_behind(replace(found, times={}), "3.10", empty_site) == []
+
+
 SEEN = {"numpy": "1.26.4", "packaging": "23.2", "pyyaml": "6.0.1"}
 """Of a stand-in for the bases that no machine of ours reaches; their torch is the row's."""
 
@@ -338,9 +419,9 @@ def test_a_set_resolves_on_a_row_or_is_refused_by_name(tag: str, name: str, site
     on = extras.ground(DIGEST, seen, [], glibc, wanted)
     if name == "deepep":
         with pytest.raises(BuildError, match="deep-ep has no wheel"):
-            extras.resolve_lock(wanted, MATRIX, on, site)
+            extras.resolve_extras(wanted, MATRIX, on, site)
         return
-    lock = extras.resolve_lock(wanted, MATRIX, on, site)
+    lock = extras.lock_of(wanted, on, extras.resolve_extras(wanted, MATRIX, on, site))
     assert extras.is_of(lock, wanted, extras.limits_of(wanted, MATRIX))
     assert extras.holds_on(lock, on)
     assert not {*pinned_versions(lock.pins)} & {*on.packages, *PROTECTED}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 import subprocess
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -23,8 +22,8 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.engine
 
-KINDS = ["bare", "full", "all", "number", "one device"]
-"""Of plans: of_kind makes one of each."""
+KINDS = ["bare", "full", "all"]
+"""Of plans: of_kind makes one of each; other ways to ask for GPUs are in test_docker."""
 
 CLI_DEFAULTS = {"ConsoleSize", "MemorySwappiness", "RestartPolicy"}
 """What the docker command sends though nobody asked: it means the same as leaving it out."""
@@ -89,9 +88,8 @@ def assert_same(client: DockerClient, plan: Plan) -> dict[str, Any]:
 
 
 def of_kind(kind: str, bare: Plan, full: Plan) -> Plan:
-    """The bare plan, or the full one with GPUs asked for in one of the ways there are."""
-    asked = {"all": "all", "number": "2", "one device": "device=3"}.get(kind, "device=0,1")
-    gpus = replace(parse_gpus(asked), count=2)
+    """The bare plan, or the full one with two GPUs, or all."""
+    gpus = replace(parse_gpus("all" if kind == "all" else "device=0,1"), count=2)
     return bare if kind == "bare" else replace(full, gpus=gpus)
 
 
@@ -123,30 +121,12 @@ def test_the_shown_line_can_be_used_again(
         assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_an_attempt_waits_for_the_one_before_to_be_removed(
-    engine: DockerClient, python_image: str, bare: Plan
-) -> None:
-    plan = replace(bare, image=python_image, run="5e6f7a8b", labels=labelled("5e6f7a8b"))
-    before = docker_job.start(engine.api, plan, attach=False)
-    assert before.wait().code == 0
-    removal = threading.Timer(1, before.remove)
-    removal.start()
-    try:
-        with created(engine, plan) as seen:
-            assert seen["Id"] != before.container
-    finally:
-        removal.join()
-
-
 def test_a_strangers_container_of_the_name_stays_and_is_told(
     engine: DockerClient, python_image: str, bare: Plan
 ) -> None:
-    plan = replace(bare, image=python_image, run="6f7a8b9c", labels=labelled("6f7a8b9c"))
+    labels = (("megatron-launchpad.run", "6f7a8b9c"),)
+    plan = replace(bare, image=python_image, run="6f7a8b9c", labels=labels)
     with created(engine, replace(plan, labels=())) as seen:
         with pytest.raises(EngineError, match="there is a container test-6f7a8b9c already"):
             docker_job.start(engine.api, plan, attach=False)
         assert engine.api.inspect_container("test-6f7a8b9c")["Id"] == seen["Id"]
-
-
-def labelled(run: str) -> tuple[tuple[str, str], ...]:
-    return (("megatron-launchpad.run", run),)

@@ -16,7 +16,7 @@ GONE = "another rank, or its node, is gone"
 def first(*lines: str) -> str:
     """The name of what is told as the cause, "" for none."""
     signs = failures.explain(["\n".join(lines).encode()]).signs
-    return signs[0].failure.name if signs else ""
+    return signs[0].failure.row if signs else ""
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_what_others_report_of_an_unknown_failure_is_no_cause() -> None:
     log = "[rank3]: FrobnicateError: upside down\n[rank0]: RuntimeError: Connection closed by peer"
     found = failures.explain([log.encode()])
     assert found.signs == []
-    assert [sign.failure.name for sign in found.aftermath] == [GONE]
+    assert [sign.failure.row for sign in found.aftermath] == [GONE]
     assert found.suspects[0].line == 1
     assert f"  {GONE} (line 2, rank 0)" in found.lines
 
@@ -125,7 +125,7 @@ def test_of_two_rows_the_one_that_explains_more_lines_is_told() -> None:
         "OSError: [Errno 28] No space left on device",
     ]
     found = failures.explain(["\n".join(log).encode()])
-    assert [sign.failure.name for sign in found.signs] == ["shared memory, /dev/shm, is too small"]
+    assert [sign.failure.row for sign in found.signs] == ["shared memory, /dev/shm, is too small"]
 
 
 @pytest.mark.parametrize(

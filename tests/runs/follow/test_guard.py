@@ -26,6 +26,7 @@ from launcher.runs.runfile import config, source
 from tests.plans import MINIMAL
 
 RUN = "0a1b2c3d"
+HEARD = "runner: the loss or gradient was NaN from iteration 230 to the end\n"
 NAN_ENDED = "AssertionError: Rank 3: found NaN in local grad norm in backward pass\n"
 
 
@@ -152,6 +153,16 @@ def test_weights_that_take_good_steps_are_not_nan(site: Site, last: str) -> None
     assert sum(" nan at iteration 230" in text for text in site.told) == 1
 
 
+def test_a_launcher_without_the_lines_of_steps_hears_of_nan_from_its_node(site: Site) -> None:
+    """Of several launchers the last rank's alone saw it; the first one's checkpoints stayed."""
+    site.saved(210, 220, 230, 240)
+    one = site.run([])
+    ended = Ending(ExitStatus(0), False, FINISHED, diverged=guard.diverged([one], HEARD))
+    assert (ended.outcome, one.settle(ended)) == (Outcome.FAILED, "")
+    assert site.left == ["iter_0000210", *(f"iter_0000{n}.rejected" for n in (220, 230, 240))]
+    assert guard.diverged([site.run([], on_nan="ignore")], HEARD) == ""
+
+
 def test_a_nan_that_stays_counts_from_where_it_stays(site: Site) -> None:
     """The first line had a good step; a second one in a row is no alarm of its own."""
     one = site.run(GOOD)
@@ -184,6 +195,16 @@ def test_it_ends_a_run_and_puts_away_what_a_nan_was_saved_in(site: Site) -> None
     assert one.settle(FAILED) == ""
     assert site.left == ["iter_0000210", "iter_0000220.rejected", "iter_0000230.rejected"]
     assert not FAILED.may_restart
+
+
+def test_a_loss_that_stands_still_ends_a_run_where_that_is_asked_for(site: Site) -> None:
+    """And takes no checkpoint away: its weights are as good as before."""
+    site.saved(210)
+    one = site.run([*GOOD, *[GOOD[-1]] * 20], on_flat="end")
+    assert site.ended.wait(30)
+    assert guard.verdict([one]).startswith("flat at iteration ")
+    assert one.settle(FAILED) == ""
+    assert site.left == ["iter_0000210"]
 
 
 def test_a_run_goes_back_past_the_batches_and_to_what_a_step_was_good_after(site: Site) -> None:

@@ -99,7 +99,6 @@ def test_what_the_models_take_the_schema_takes(data: st.DataObject) -> None:
     ],
 )
 def test_the_short_forms_are_taken_by_both(right: str) -> None:
-    jsonschema.Draft202012Validator.check_schema(SCHEMA)
     tree = yamlfile.tree(right, "")
     assert tree
     data = {"name": "a", "image": "cpu"} | yamlfile.value(tree, "")
@@ -182,6 +181,7 @@ def test_both_refuse_what_is_wrong(wrong: str) -> None:
 
 
 def test_a_key_says_which_option_it_is_and_its_values() -> None:
+    jsonschema.Draft202012Validator.check_schema(SCHEMA)
     parts = SCHEMA["$defs"]
     training, model = parts["Training"]["properties"], parts["Model"]["properties"]
     assert training["lr"]["description"] == "--lr"

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from launcher.agent import words
 from launcher.runs.follow.listen import listening
 from launcher.runs.records import record, watch
 from launcher.runs.records.metrics import TrainingStep
@@ -62,6 +63,22 @@ def test_whatever_the_pieces_the_log_is_whole_and_each_metric_is_kept_once(
     # A line that nothing ended goes on in the next one of its stream, which is then no step's.
     streams = [b"".join(line for error, line in lines if error is e) for e in (False, True)]
     assert len(found) == sum(stream.count(b" | loss scale: 1.0 |") for stream in streams)
+
+
+def test_rates_of_links_are_facts_of_the_run(tmp_path: Path) -> None:
+    """Of a newer attempt the newer ones, and no more than a few of a program that prints them."""
+    facts = tmp_path / record.FACTS
+    facts.write_text('{"image": {"name": "a"}}')
+    for attempt, rate in enumerate((38.25, 12.5)):
+        with RecordWatch(tmp_path, attempt) as watching:
+            watching.add(f"runner: {words.link(2, 1, 'H100', 40)}\n".encode(), is_error=True)
+            for nodes in (1, 2, 1, 7, 7):
+                watching.add(f"{words.link(nodes, 4, 'H100', rate)}\n".encode(), is_error=False)
+        link = {"ranks": 4, "gpu": "H100", "gb_s": rate}
+        assert json.loads(facts.read_text()) == {
+            "image": {"name": "a"},
+            "links": {"within": {"nodes": 1, **link}, "between": {"nodes": 2, **link}},
+        }
 
 
 def test_a_step_has_its_speed_by_the_plan_and_the_batch_of_its_own_line(tmp_path: Path) -> None:

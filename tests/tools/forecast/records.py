@@ -24,7 +24,8 @@ H100 = "NVIDIA H100 80GB HBM3"
 class MadeUpRun:
     """A run of our program: seconds of what it does, by which its log is written.
 
-    zone: hours by which its log's clock is ahead of UTC
+    zone: hours by which its log's clock is ahead of UTC; seen: whether the launcher saw its GPUs,
+    which a scheduler's aren't
     """
 
     run: str = "aaaa0001"
@@ -39,6 +40,8 @@ class MadeUpRun:
     zone: float = 0
     gpus: int = 1
     day: int = 0
+    links: dict[str, Any] = field(default_factory=dict)
+    seen: bool = True
     lines: list[dict[str, Any]] = field(default_factory=list)
     endings: list[dict[str, Any]] = field(default_factory=list)
 
@@ -103,7 +106,8 @@ class MadeUpRun:
             "image": "megatron:24.10",
         }  # fmt: skip
         gpu = {"name": H100, "total": 85 * 10**9, "capability": [9, 0]}
-        facts = {"machine": {"gpus": [gpu] * self.gpus}, "host": {"name": "a", "cpus": 2}}
+        facts = {"machine": {"gpus": [gpu] * self.gpus} if self.seen else None}
+        facts |= {"host": {"name": "a", "cpus": 2}, "links": self.links}
         for name, value in (
             (record.FILE, asdict(kept)), (record.PLAN, plan), (record.FACTS, facts)
         ):  # fmt: skip

@@ -143,6 +143,51 @@ def test_a_network_that_is_not_known_has_no_time(said: Said) -> None:
     assert slow > 1.4 * fast
 
 
+def link(nodes: int, ranks: int, rate: float) -> dict[str, Any]:
+    reach = "between" if nodes > 1 else "within"
+    return {reach: {"nodes": nodes, "ranks": ranks, "gpu": H100, "gb_s": rate}}
+
+
+def test_links_are_as_the_newest_run_here_measured_them(said: Said, folder: Path) -> None:
+    """A slow link was forecast as published. Those of the nodes' GPUs share a way out."""
+    words = ("forecast", "llama3-8b", "--gpu", "h100-80gb", "--nodes", "2")
+    before = said(*words)
+    eager = {"no_fast": True}  # what starts kernels otherwise scales no step
+    links = link(1, 8, 9.0) | link(2, 8, 16.0)
+    MadeUpRun("aaaa0001", eager, links=links, seen=False).attempt(0, 0, 200).keep(folder)
+    found = said(*words)
+    assert found["sources"]["links"] == (
+        "9 GB/s within a machine, measured by run aaaa0001; "
+        "2 GB/s between machines, measured by run aaaa0001"
+    )
+    sent = [each["step_parts_ms"]["communication"] for each in (before, found)]
+    assert sent[1] > 10 * sent[0]
+    assert "as published" not in str(found["sources"])
+    MadeUpRun("aaaa0002", eager, links=link(1, 8, 300.0), day=1).attempt(0, 0, 200).keep(folder)
+    newer = said(*words, "--network", "50")
+    assert newer["sources"]["links"] == (
+        "300 GB/s within a machine, measured by run aaaa0002; "
+        "37.5 GB/s between machines, by --network"
+    )
+    assert newer["step_parts_ms"]["communication"] == pytest.approx(sent[0], rel=0.3)
+    assert said(*words[:3], "l40s", "--nodes", "2", "--network", "9")["sources"]["links"].count("%")
+
+
+def test_links_on_the_cpu_are_those_that_were_measured(folder: Path) -> None:
+    """Where two processes mostly send, one alone takes much less than they did."""
+    fact = facts.of_run(MadeUpRun(gpus=2).attempt(0, 0, 1000).keep(folder))
+    assert fact
+    two = replace(fact.work, on_cpu=True)
+    one = replace(two, where=replace(two.where, world=1))
+    fast, slow = (
+        site.step(one, None, [replace(fact, work=two, links={costs.MACHINE: rate})])
+        for rate in (1.0, 1e-4)
+    )
+    assert fast
+    assert slow
+    assert slow.ms < 0.5 * fast.ms
+
+
 def test_what_does_not_fit_is_named_with_layouts_that_do(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

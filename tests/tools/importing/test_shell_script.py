@@ -74,6 +74,7 @@ def test_a_script_as_a_run_file(name: str, monkeypatch: pytest.MonkeyPatch) -> N
         ("#SBATCH -N2 --ntasks-per-node 8\nsrun python pretrain_gpt.py", "8", 2),
         ("#SBATCH --gpus-per-node=a100:4\nsrun python pretrain_gpt.py", "4", 1),
         ("#SBATCH --gres=gpu:4\npython pretrain_gpt.py", "1", 1),
+        ("torchrun $TORCHRUN_ARGS pretrain_gpt.py --bf16", "1", 1),
         ("aprun -n 8 -N 4 /no/rank.sh python pretrain_gpt.py", "4", 2),
         (
             "#SBATCH --nodes 3 --gpus-per-node=2\n"
@@ -97,6 +98,7 @@ def test_what_starts_the_program(line: str, gpus: str, nodes: int) -> None:
         ("#SBATCH -N 2", ["2 nodes are asked for, and the script uses 1: nodes.count is 1"]),
         ("#SBATCH --nodes=2-4 -c 8", ["nodes 2-4: not"]),
         ("#SBATCH --exclusive -J 'a b", []),
+        ("#SBATCH --no-requeue", []),
         ("##SBATCH --nodes=2\necho\n#SBATCH --nodes=3", []),
     ],
 )
@@ -395,6 +397,22 @@ def test_what_the_script_sets_for_itself_is_not_exported() -> None:
     """A placeholder stands in the environment, and what replaces it would seem to be exported."""
     text = ". ./no.sh\n[ -n x ] && declare LAYERS=3\nexport B=1\ntorchrun a.py --x $LAYERS\n"
     assert config(text).env == {"B": 1}
+
+
+def test_a_job_that_submits_itself_again_is_read_once() -> None:
+    """It was read within itself until its time was over, and no value was alike twice."""
+    job = "#SBATCH -N 2\nsbatch --dependency=singleton $0 --again\n"
+    text = f"{job}srun torchrun --nnodes 2 pretrain_gpt.py --num-layers 2\n"
+    assert (config(text).model.num_layers, config(text).nodes.count) == (2, 2)
+
+
+def test_a_folder_that_is_not_known_is_named() -> None:
+    """The stand-in's own name of it was in the message, and the program was taken for known."""
+    text = "cd $BASE/code\ntorchrun mine.py --num-layers 2\n"
+    assert "@" not in read(text).text
+    found = told(text)
+    assert any(one.startswith("2: cd /BASE/code: relative paths start there") for one in found)
+    assert "2: to be given: BASE (program)" in found
 
 
 def test_what_only_one_node_has_is_marked() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.agent.conftest import TINY, python, start
+from tests.agent.conftest import TINY, start
 from tests.trainer.fast.test_fast import LLAMA, SPLIT, compiled_program
 
 pytestmark = pytest.mark.megatron
@@ -59,10 +59,10 @@ print(json.dumps(told))
 """
 
 
-def test_casts_and_products_equal_float64s() -> None:
+def test_casts_and_products_equal_float64s(tmp_path: Path) -> None:
     """A scale that overflows or divides by nothing; a gradient by the wrong scale, or turned."""
-    done = python("-c", CASTS)
-    told = json.loads(done.stdout.splitlines()[-1])
+    (script := tmp_path / "casts.py").write_text(CASTS)
+    told = json.loads(start(1, str(script)).output.splitlines()[-1])
     casts = {name: each for name, each in told.items() if len(each) == 3}
     assert len(casts) == 10
     for name, (equal, finite, scale) in casts.items():
@@ -125,9 +125,10 @@ print(tried((9, 0)))
 """
 
 
-def test_a_card_or_torch_without_it_is_named() -> None:
+def test_a_card_or_torch_without_it_is_named(tmp_path: Path) -> None:
     """cuBLAS's error behind it, after minutes of compiling, names neither."""
-    lines = python("-c", REFUSED).stdout.splitlines()
+    (script := tmp_path / "refused.py").write_text(REFUSED)
+    lines = start(1, str(script)).output.splitlines()
     assert lines[0] == (
         "--fp8-format needs a GPU of compute capability 8.9 or newer, and the NVIDIA A100 has 8.0"
         "; None; --fp8-recipe mxfp8 needs Transformer Engine"

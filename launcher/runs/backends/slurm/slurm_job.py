@@ -24,7 +24,7 @@ from launcher.runs.plan.job import KILLED, EndCause, ExitStatus, OutputPiece
 from launcher.runs.plan.plan import Plan
 from launcher.runs.records import record
 
-JOB, CODE, STOP, ASK, HOSTS = "slurm.json", "code", "stop", "ask", "hosts"
+JOB, CODE, STOP, ASK, HOSTS, EARLY = "slurm.json", "code", "stop", "ask", "hosts", "early"
 REPORT_SECONDS = 40.0
 """More than a runner takes for a report of its ranks."""
 
@@ -184,7 +184,7 @@ class SlurmJob(host.FolderJob):
         if self.ended() is None:
             self.kill()
             self.wait()
-        names = [JOB, SCRIPT, CODE, STOP, ASK, HOSTS, OUTPUT]
+        names = [JOB, SCRIPT, CODE, STOP, ASK, HOSTS, EARLY, OUTPUT]
         names += [f"{node_name(n)}.{end}" for n in self._nodes for end in ("out", "err", "end")]
         for mark in ("limit-", "failed-"):
             found = (path.name for path in self.folder.glob(f"{mark}*"))

@@ -1,0 +1,123 @@
+"""What an error says itself, with the packages it names; and what is a cause, what but a clue."""
+
+from __future__ import annotations
+
+import re
+from re import _constants as code  # type: ignore[attr-defined]
+from re import _parser as parser  # type: ignore[attr-defined]
+from typing import Any
+
+import pytest
+
+from launcher.runs.explain import failures
+from tools.anchors import REPEATS
+
+FEWEST = 8
+"""Of the fixed text by which a cause is known; fewer stand in lines of other causes too."""
+
+SITE = '  File "/x/site-packages/{}", line 77, in turn\n    gizmo(1)\n'
+
+
+def fixed(parsed: Any) -> int:
+    """The fewest characters that are fixed in whatever an expression matches."""
+    count = 0
+    for operation, value in parsed:
+        if operation is code.LITERAL:
+            count += not chr(value).isspace()
+        elif operation is code.IN:
+            count += all(one is code.LITERAL for one, _ in value)
+        elif operation is code.SUBPATTERN:
+            count += fixed(value[3])
+        elif operation is code.BRANCH:
+            count += min(map(fixed, value[1]))
+        elif operation in REPEATS and value[0]:
+            count += fixed(value[2])
+    return count
+
+
+def first(text: str) -> failures.FailureSign:
+    return failures.explain([text.encode()]).signs[0]
+
+
+CERTAIN = [one for one in failures.table() if one.kind == "cause" and one.certainty == "cause"]
+
+
+@pytest.mark.parametrize("known", CERTAIN, ids=lambda known: known.row)
+def test_a_cause_is_known_by_more_than_a_few_letters(known: failures.Failure) -> None:
+    """Any line with `ArrowInvalid` was told as a damaged file; such a row names its causes."""
+    for says in known.says:
+        assert fixed(parser.parse(says, re.MULTILINE)) >= FEWEST or known.who, says
+
+
+@pytest.mark.parametrize("known", failures.table(), ids=lambda known: known.row)
+def test_a_row_has_one_cure_or_several_causes(known: failures.Failure) -> None:
+    """One cause beside others is a cause; a clue with four says nothing."""
+    assert bool(known.cure) != bool(known.either)
+    assert len(known.either) in (0, 2, 3)
+    assert not (known.kind == "request" and known.either)
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        (SITE.format("nemo/x.py") + "TypeError: turn() got an unexpected keyword argument 'by'",
+         "turn doesn't take what nemo calls it with ('by')"),
+        ("ModuleNotFoundError: No module named 'cv2'",
+         "the Python module cv2 isn't found where the program runs"),
+        (SITE.format("swift/x.py") + "ImportError: cannot import name 'turn' from 'peft' (/x)",
+         "the installed peft has no turn: swift takes another release of it"),
+        ("ImportError: cannot import name 'Mapping' from 'collections' (/x)",
+         "the installed Python has no Mapping: the program takes another release of it"),
+        (SITE.format("verl/x.py") + "KeyError: 'gizmo'",
+         "the key 'gizmo' isn't in what turn of site-packages/verl/x.py, line 77 reads"),
+        ("FileNotFoundError: [Errno 2] No such file or directory: '/data/x.json'",
+         "/data/x.json isn't there"),
+        ("requests.exceptions.HTTPError: 503 Server Error: for url: https://x.example",
+         "a server answers 503: it refuses, or hasn't, what is asked of it"),
+    ],
+)  # fmt: skip
+def test_an_error_that_says_what_is_wrong_is_told_in_its_words(text: str, name: str) -> None:
+    """A missing module and a keyword of another release were two of three unknown errors."""
+    assert first(text).failure.name == name
+
+
+def test_the_package_of_a_module_is_named_as_pip_does() -> None:
+    found = first("ModuleNotFoundError: No module named 'cv2'").failure
+    assert "`pip install opencv-python-headless`" in found.remedy
+
+
+@pytest.mark.parametrize(
+    "prefix", ["WARNING ", "[W1128 03:04:05.6 x.cpp:7] ", "x.py:7: UserWarning: "]
+)
+def test_a_line_that_calls_itself_a_warning_is_no_cause(prefix: str) -> None:
+    """A cache that couldn't be written was told as why a run failed that lost its GPU later."""
+    lost = "OSError: [Errno 28] No space left on device"
+    assert first(lost).failure.row == "a disk is full"
+    assert failures.explain([f"{prefix}{lost}".encode()]).signs == []
+
+
+def test_a_caught_error_in_a_line_of_a_log_is_no_end() -> None:
+    """A retried download, quoted in a warning of a run that went on, was its end."""
+    text = "'(MaxRetryError(\"HTTPSConnectionPool(host='x.example', port=443): Max retries\")'"
+    assert failures.explain([text.encode()]).signs == []
+
+
+def test_of_two_rows_in_a_line_the_later_one_is_the_reason() -> None:
+    """`Unable to allocate resources: Socket timed out` was told as resources that aren't there."""
+    text = "srun: error: Unable to allocate resources: Socket timed out on send/recv operation"
+    assert first(text).failure.row == "Slurm's controller doesn't answer"
+
+
+def test_programs_are_told_whether_it_is_a_cause_or_a_clue() -> None:
+    clue = failures.explain([b"KeyError: 'gizmo'"]).as_json()["causes"][0]
+    assert (clue["certainty"], len(clue["either"])) == ("clue", 3)
+    assert clue["row"] == "the key {key} isn't in what {place} reads"
+    cause = failures.explain([b"RuntimeError: uncorrectable ECC error"]).as_json()["causes"][0]
+    assert (cause["certainty"], list(cause["either"])) == ("cause", [])
+
+
+def test_a_clue_names_its_causes_the_likeliest_first() -> None:
+    lines = failures.explain([b"ZeroDivisionError: division by zero"]).lines
+    assert lines[0].startswith("this points to: ")
+    assert lines[2] == "cure, the likeliest cause first:"
+    assert "no samples" in lines[3]
