@@ -109,7 +109,8 @@ first += 1
 print(place.tolist() == [1.0, 2.0], given["another's"].data is first)
 again = state(on_device([5.0, 6.0]))
 copies.replace(again)
-print(again["mine"].data.data_ptr() == place.data_ptr(), place.tolist() == [5.0, 6.0], len(copies.kept))
+kept = again["mine"].data.data_ptr() == place.data_ptr()
+print(kept, place.tolist() == [5.0, 6.0], len(copies.kept))
 """
 
 
