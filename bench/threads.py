@@ -6,7 +6,7 @@ FOLDER has a text for each thread of threads.yaml, `owner+name+number.txt`: what
 of the log. The texts are their writers' own and aren't kept here: --fetch gets what is missing
 from GitHub, what a thread begins with, as a whole (with GITHUB_TOKEN, or 60 in an hour). A third
 of the threads of `causes`, drawn by a seed, is only ever measured on: no row is written from their
-texts. Those of `read` were each measured once, before rows were written for them.
+texts. Those of `read` and `blind` were each measured once, before rows were written for them.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def verdict(text: bytes, rows: list[str]) -> str:
     signs = explain([text]).signs
     if not signs:
         return "unknown"
-    return "right" if signs[0].failure.name in rows else "wrong"
+    return "right" if signs[0].failure.row in rows else "wrong"
 
 
 def measured(folder: Path, known: dict[str, Any]) -> dict[str, Counter[str]]:

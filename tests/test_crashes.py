@@ -38,12 +38,12 @@ def crash(
     work: Callable[[], object],
     holds: Callable[[], None],
     least: int,
-    errors: Sequence[int] = (errno.ENOSPC, errno.EROFS, KILLED),
+    errors: Sequence[int] = (errno.ENOSPC, KILLED),
 ) -> list[str]:
     """Cut `work` at each call; `holds` each time, in `folder` as it was before. All of its calls.
 
-    So it does where a call finds the disk full, or the file system read-only. `least` is how many
-    there are at the least, so that none is tried on nothing.
+    So it does where a call finds the disk full; a file system that is read-only is another error in
+    the same place. `least` is how many there are at the least, so that none is tried on nothing.
     """
     before = folder.with_name("before")
     shutil.copytree(folder, before, symlinks=True)

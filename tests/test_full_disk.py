@@ -44,7 +44,7 @@ COMMANDS: dict[str, Callable[[Path], list[str]]] = {
 }
 
 
-@pytest.mark.parametrize("most", [0, 40])
+@pytest.mark.parametrize("most", [pytest.param(0, marks=pytest.mark.long), 40])
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_full_disk_is_told_with_the_path(tmp_path: Path, name: str, most: int) -> None:
     """ "No space left on device" named none, and a second try found a half-written file there."""

@@ -28,8 +28,9 @@ launcher explain slurm-4711.out
 Of several causes in a log, the first one is reported. A line marked with * counts only where no
 other cause is in the log, since ranks also write it when another rank has failed. A line with ? has
 several causes: it is printed as a clue, with all of them. The table has what to do first for the
-likeliest one.
+likeliest one. An error of Python that says what is wrong itself has no row here.
 """
+SAYS_ITSELF = "What an error says itself"
 FEWEST, LONG = 4, 10  # words
 FURTHER = re.compile(r", (?:or|which|where|since|as|so) |(?<![A-Z]): (?=[a-z])| \(")
 """Where what comes after the first thing to do begins."""
@@ -38,8 +39,9 @@ TABLE = "| what failed (since) | what to do first |\n|---|---|\n"
 
 
 def page() -> str:
-    """The whole page."""
-    families = groupby(table(), key=lambda known: known.family)
+    """The whole page, without the rows of what an error says itself."""
+    named = (known for known in table() if known.family != SAYS_ITSELF)
+    families = groupby(named, key=lambda known: known.family)
     parts = (f"\n## {name}\n\n{TABLE}{''.join(map(_row, rows))}" for name, rows in families)
     return HEAD + "".join(parts)
 

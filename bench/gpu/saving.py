@@ -61,7 +61,7 @@ def measure(trainer: Any, batches: Any) -> dict[str, float]:
 
         return [timed(step) for _ in range(count)]
 
-    queue = checkpoint.beside_training()
+    queue = (*compat.async_saving(), checkpoint.HostCopies())
     usual, found = median(steps()[STEPS // 2 :]), dict[str, list[float]]()
     for _ in range(TIMES):
         for name, beside in (("save", None), ("async", queue)):

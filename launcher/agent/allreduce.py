@@ -101,9 +101,9 @@ def measure(torch: Any, size: int, dtype: Any, group: Any) -> dict[str, Any]:
 def link_line(torch: Any, device: Any, nodes: int, group: Any = None) -> str:
     """The bus bandwidth of a group on so many nodes, as `words.LINK` reads it; all ranks call it.
 
-    By the largest all-reduce that is short, of each size the second, and by its slowest rank.
+    By the largest all-reduce that is short, of each size the second, by its slowest rank.
     """
-    ranks, size, slowest = torch.distributed.get_world_size(group), LEAST, 0.0
+    ranks, size = torch.distributed.get_world_size(group), LEAST
     name = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
     while True:
         sums = torch.zeros(size // 4, device=device)

@@ -13,7 +13,9 @@ import pytest
 
 from launcher.agent import costs, traces
 
-from .conftest import TINY, Run, going_on, runner_command
+from .conftest import Run, going_on, runner_command
+
+Trained = Callable[..., Run]
 
 NAMES = {
     "matrix products": (
@@ -146,14 +148,13 @@ def test_a_trace_that_was_cut_off_is_none(left: int) -> None:
 
 
 @pytest.mark.megatron
-def test_a_run_writes_a_trace_of_its_steps_and_names_five_costs(tmp_path: Path) -> None:
-    asked = ["--profile-steps", "3", "5", "--profile-dir", str(tmp_path)]
-    program = ["-m", "launcher.trainer.gpt", *TINY, "--mock-data", *asked]
-    with going_on(runner_command(2, *program, options=["--profile", str(tmp_path)])) as run:
-        pass
-    assert run.code == 0, run.output
-    (line,) = [line for line in run.output.splitlines() if "profile of rank" in line]
-    assert line.startswith("runner: profile of rank 0: 3 steps of ")
+def test_a_run_writes_a_trace_of_its_steps_and_names_five_costs(
+    train: Trained, tmp_path: Path
+) -> None:
+    found = traces.Traces(tmp_path)
+    train(2, "--profile-steps", "3", "5", "--profile-dir", str(tmp_path))
+    (line,) = found.told({0: 1, 1: 2})
+    assert line.startswith("profile of rank 0: 3 steps of ")
     words = line.partition("CPU: ")[2].partition(", the rest")[0]
     assert words.count(" %") == 5
     trace = json.loads(gzip.decompress((tmp_path / "rank-0.json.gz").read_bytes()))
@@ -220,9 +221,6 @@ def test_what_lay_there_before_and_what_is_cut_off_is_left(tmp_path: Path) -> No
     assert "isn't whole" in lines[1]
     assert cut.exists()
     assert (tmp_path / "rank-1.json.gz").exists()
-
-
-Trained = Callable[..., Run]
 
 
 @pytest.mark.megatron

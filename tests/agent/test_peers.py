@@ -25,7 +25,7 @@ from launcher.agent.ranks.rendezvous import NodeNotNeeded, Rendezvous
 from launcher.agent.words import DIVERGED
 from launcher.runs.follow import guard
 from launcher.runs.records.alarms import NAN, Detector
-from launcher.runs.records.metrics import parse_all
+from launcher.runs.records.metrics import TrainingStep, parse_all
 from tests.machines import FIRST, ip
 
 from .conftest import Run, SetGpus, environment, going_on, runner_command
@@ -161,6 +161,7 @@ def test_a_rank_judges_its_lines_as_the_launcher_does(
         print(f" [2026-11-28 01:02:03] {text}")
     assert diverged.noted(str(tmp_path)) == STEP_LINES[line]
     (step,) = parse_all(f" iteration 3{head}{line}")
+    assert isinstance(step, TrainingStep)
     detector = Detector(30, 6.0)
     detector.judge(step)
     assert bool(STEP_LINES[line]) == (NAN in detector.told and not guard._learns(step))

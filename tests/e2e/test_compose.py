@@ -221,6 +221,7 @@ def steps(started: Started) -> list[tuple[str, ...]]:
     return [match.groups() for match in STEP.finditer(started.out)]
 
 
+@pytest.mark.long  # that containers meet and train is in test_train_in_image and agent/test_alike
 def test_two_nodes_learn_what_one_does(here: Site, image: str) -> None:
     here.write({"image": {"name": image}, **TRAINING})
     one = steps(here.start("run", "run.yaml", "--no-preflight", "--set", "processes=2"))

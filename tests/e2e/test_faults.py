@@ -280,6 +280,7 @@ def pasted(site: Site, told: list[str]) -> Started:
 def test_a_stopped_training_run_saves_and_goes_on_and_a_truncated_checkpoint_is_set_aside(
     here: Site, image: str
 ) -> None:
+    """And a rank that is killed is started again from the newest one that is complete."""
     here.write(training(image))
     (here.folder / "faults/at").write_text("hold iteration       25/\n")
     save = here.folder / "save"
@@ -306,30 +307,22 @@ def test_a_stopped_training_run_saves_and_goes_on_and_a_truncated_checkpoint_is_
     newest = folders.folder(save, 60)
     largest = max(newest.iterdir(), key=lambda path: path.stat().st_size)
     os.truncate(largest, largest.stat().st_size // 2)
-    third = here.done("resume", run)
-    assert third.process.returncode == 0, third
-    assert iterations(third.out) == [*range(41, 61)]
-    assert f"an incomplete checkpoint was set aside: {newest}.incomplete" in third.told()
-    assert not folders.newest_complete(save).problem  # type: ignore[union-attr]
-
-
-def test_a_killed_rank_is_restarted_from_the_newest_complete_checkpoint(
-    here: Site, image: str
-) -> None:
-    here.write(training(image))
     (here.folder / "faults/at").write_text("kill iteration       50/")
-    done = here.done("run", "run.yaml", "--max-restarts", "1")
-    assert done.process.returncode == 0, done
-    assert iterations(done.out) == [*range(1, 51), *range(41, 61)]
-    save = here.folder / "save"
-    run = done.told()[0].split()[1]
-    assert done.told() == [
-        f"run {run} failed: rank 0 was killed by signal 9 (SIGKILL), exit code 137",
+    third = here.done("resume", run, "--max-restarts", "1")
+    assert third.process.returncode == 0, third
+    assert iterations(third.out) == [*range(41, 51), *range(41, 61)]
+    assert f"an incomplete checkpoint was set aside: {newest}.incomplete" in third.told()
+    failed, *rest = third.told()[-5:]
+    why = "failed: rank 0 was killed by signal 9 (SIGKILL), exit code 137"
+    again = failed.removeprefix("run ").removesuffix(f" {why}")
+    assert failed == f"run {again} {why}"
+    assert rest == [
         f"newest complete checkpoint: {folders.folder(save, 40)} (iteration 40)",
-        f"to go on: launcher resume {run}",
+        f"to go on: launcher resume {again}",
         "starting it again: 1 of 1 times",
         f"going on from {folders.folder(save, 40)}",
     ]
+    assert not folders.newest_complete(save).problem  # type: ignore[union-attr]
 
 
 LOSS = re.compile(r" iteration +(\d+)/.*?lm loss: (\S+)")

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from launcher.base.settings import Settings
+from tests.conftest import missing
 from tests.e2e.site import RUNNER, Site, leaves_to_others, program, until
 from tests.e2e.slurm import cluster
 from tests.e2e.test_compose import COUNTING, FAILING
@@ -201,6 +202,24 @@ def test_a_bad_node_is_named_remembered_and_left_out(
     assert again.process.returncode == 0, again
     assert "n0 is left out: 2 failures in 7 days (a GPU is broken)" in again.err
     assert sorted(again.out.splitlines()) == ["node-0 | runs on n1", "node-1 | runs on n2"]
+
+
+@pytest.mark.long
+@pytest.mark.skipif(bool(missing("torch", "megatron.core")), reason="no torch or megatron.core")
+def test_of_nodes_with_a_spare_one_as_many_train_as_are_asked_for(
+    three: dict[str, str], here: OnCluster
+) -> None:
+    """The spare one's end would have ended the job, or its ranks been waited for."""
+    here.cluster = three
+    setup = f'export PATH={shlex.quote(os.path.dirname(sys.executable))}:"$PATH"'
+    config = {"image": "cpu", "gpus": 0, **TINY, "nodes": {"count": 2, "spare": 1}}
+    config["training"] = {**TINY["training"], "train_iters": 3}
+    config["env"] = {"TORCHINDUCTOR_CACHE_DIR": str(here.folder / "compiled")}
+    here.write({**config, "slurm": {"container": "none", "setup": setup}}, "")
+    started = here.done("run", "run.yaml", "--backend", "slurm")
+    assert started.process.returncode == 0, started
+    assert "the run goes on with 2 nodes, and this one is spare" in started.err
+    assert started.out.count("finished after iteration 3\n") == 1
 
 
 def test_a_failed_run_is_submitted_again(here: OnCluster) -> None:

@@ -146,10 +146,7 @@ def _process(
 
 
 def _reduce(port: int, node: int, nodes: int, address: str, seconds: float, *, cpu: bool) -> str:
-    """Sum the nodes' numbers, all at once; what is wrong with the sums, "" for nothing.
-
-    The first node prints how fast such sums are.
-    """
+    """What is wrong with the nodes' sums, "" for nothing; the first node prints their rate."""
     import torch
     from torch import distributed
 

@@ -201,7 +201,7 @@ def start_error(error: Exception, plan: Plan) -> Exception:
         return MemlockRefused()
     for sign in explain([reason.encode()]).signs:
         return EngineError(
-            f"the container didn't start: {sign.failure.name}: {reason}", f"{sign.failure.cure}."
+            f"the container didn't start: {sign.failure.name}: {reason}", f"{sign.failure.remedy}."
         )
     return EngineError(f"the container didn't start: {reason}")
 

@@ -283,9 +283,10 @@ class _Rank:
         attention = heads + keys + heads  # queries, keys and values, context
         if self.program == model.GPT:  # it repeats grouped keys, and copies the context
             attention = 5 * heads + (heads + keys // 2 if "qk_layernorm" in self.options else 0)
+            if self.where.context > 1 and size.groups < size.heads:
+                attention += keys  # queries are a view of all that was exchanged: fast/context.py
         inside = (attention + size.ffn * (3 if size.gated else 2)) * float(width)
-        if self.is_plain and not self._scores_again:
-            inside += size.heads * size.sequence / self.where.context * self._bytes_of_score
+        inside += size.heads * size.sequence / self.where.context * self._kept_of_score
         return outside / self.undivided + inside / self.where.tensor
 
     def bytes_of_scores(self) -> tuple[float, float]:
@@ -298,18 +299,14 @@ class _Rank:
         if not self.is_plain:
             return 0.0, 0.0
         scores = self.size.heads / self.where.tensor * self.size.sequence / self.where.context
-        kept = 0 if self._scores_again else self._bytes_of_score
-        return self.width * scores, (5 * self.width - kept) * scores
+        return self.width * scores, (5 * self.width - self._kept_of_score) * scores
 
     @property
-    def _scores_again(self) -> bool:
-        """Whether layers keep no scores, as these alone are worked out again on the way back."""
+    def _kept_of_score(self) -> int:
+        """Bytes: its softmax and, with dropout, what is left and a mask; 0 if it is made again."""
         selective = self.options.get("recompute_granularity") == "selective"
-        return selective or "recompute_activations" in self.options
-
-    @property
-    def _bytes_of_score(self) -> int:
-        """That a layer keeps: its softmax and, with dropout, what is left of it and a mask."""
+        if selective or "recompute_activations" in self.options or not self.is_plain:
+            return 0
         return 2 * self.width + 1 if self.drops("attention_dropout") else self.width
 
     def bytes_of_routed(self, *, grouped: bool) -> tuple[float, float]:

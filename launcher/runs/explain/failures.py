@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
-from itertools import accumulate
+from itertools import accumulate, chain
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ import yaml
 
 from launcher.base.yamlfile import Loader
 from launcher.runs.explain import anchors, refusals, stated
-from launcher.runs.explain.loglines import LogLine, Words, by_source
+from launcher.runs.explain.loglines import LINES, LogLine, Words, by_source
 from launcher.runs.explain.logreader import LogReader
 from launcher.runs.plan.job import EndCause
 
@@ -43,30 +43,11 @@ SUSPECTS = 10
 NEAR = 40
 """Lines before an error in which its traceback is looked for."""
 
-RAISED = re.compile(
-    r"(?:^|[\s:])(?:[A-Za-z_]\w*\.)*(?:[A-Z]\w*(?:Error|Exception)\b(?!\()|Exception(?=: ))"
+RAISED, CHAINED, UNCAUGHT, LOUD, ECHO, FAR = (
+    re.compile(LINES[name]) for name in ("raised", "chained", "uncaught", "loud", "echo", "far")
 )
-UNCAUGHT = re.compile(
-    r"\s*(?:\[\w+\]: *)?(?:\w+\.)*(?:[A-Z]\w*)?(?:Error|Exception|Timeout|StopIteration)\b|"
-    r"[\w/.-]+: (?:cannot|can't) |\S*: (?:line )?\d+: |(?:\S+: )?(?:error|runner): "
-)
-"""How a line begins that ends a program: Python's last one of a traceback, or a tool's."""
-
-LOUD = re.compile(
-    r"\b(?:ERROR|FATAL|Fatal|[Ee]rror|fatal|panic|NCCL WARN|abort\w*|core dumped|[Ff]ailed)\b"
-)
-CHAINED = re.compile(r"During handling of the above exc|the direct cause of the following exc")
 RAISED_OR_CHAINED = re.compile(f"{RAISED.pattern}|{CHAINED.pattern}", re.MULTILINE)
 NOTABLE = re.compile(f"{RAISED_OR_CHAINED.pattern}|{LOUD.pattern}", re.MULTILINE)
-ECHO = re.compile(r"ChildFailedError|^ {4}|^\s*(?:raise|except) |\bfailed \(exitcode: 1\)")
-"""What says only that something failed elsewhere, and code."""
-
-FAR = re.compile(
-    r"NCCL|\bc10d\b|TCPStore|[Gg]loo\b|[Rr]endezvous|\bDist\w+Error|[Cc]onnection |[Ss]ocket|"
-    r"[Bb]roken pipe"
-)
-"""In an exception: it may be of another's failure, whichever its row."""
-
 FRAME = re.compile(r'File "\S*?(megatron/\S+)\.py", line \d+, in (\w+)')
 COMMAND = re.compile(r"`([^`]+)`")
 """A command in a cure."""
@@ -271,14 +252,14 @@ def explain(log: Iterable[bytes], cause: EndCause = EndCause.ITSELF) -> Explanat
 
 def _find(lines: list[Words], signs: dict[str, FailureSign]) -> None:
     """Add the failures that these lines show, and that none before them did."""
-    text = "\n".join(line.text for line in lines)
-    starts = list(accumulate((len(line.text) + 1 for line in lines), initial=0))
+    text, starts = _joined(lines)
     parts = anchors.find(text, starts)
     for known in sorted(table(), key=lambda known: known.kind == STATED):
         sign = signs.get(known.name)
         if known.name not in parts or (sign is not None and sign.said is not None):
             continue
-        for match in _matches(known, text, starts, parts[known.name]):
+        spans = ((starts[one], starts[end + 1] - 1) for one, end in parts[known.name])
+        for match in chain.from_iterable(pattern(known).finditer(text, *span) for span in spans):
             first = bisect_right(starts, match.start()) - 1
             last = bisect_right(starts, max(0, match.end() - 1)) - 1
             if _may_say(lines[last], known) and not _is_said_elsewhere(lines[last], known, signs):
@@ -288,6 +269,12 @@ def _find(lines: list[Words], signs: dict[str, FailureSign]) -> None:
                 number = lines[first].number
                 signs[known.name] = FailureSign(row, said, number, known.kind, column)
                 break
+
+
+def _joined(lines: list[Words]) -> tuple[str, list[int]]:
+    """The lines' words, and where each begins, and one after the last would."""
+    starts = accumulate((len(line.text) + 1 for line in lines), initial=0)
+    return "\n".join(line.text for line in lines), [*starts]
 
 
 def _may_say(line: Words, known: Failure) -> bool:
@@ -305,15 +292,6 @@ def _is_said_elsewhere(line: Words, known: Failure, signs: dict[str, FailureSign
     return any(taken) or _is_known(line.text)
 
 
-def _matches(
-    known: Failure, text: str, starts: list[int], parts: list[tuple[int, int]]
-) -> Iterator[re.Match[str]]:
-    """Where a row matches in these parts of a text, each its first and last line."""
-    says = pattern(known)
-    for first, last in parts:
-        yield from says.finditer(text, starts[first], starts[last + 1] - 1)
-
-
 def _place(raised: list[LogLine], signs: dict[str, FailureSign]) -> None:
     """Add the failures known by the place at which Megatron raises an unknown message."""
     told = [sign.said.line for sign in signs.values() if sign.said]
@@ -326,8 +304,7 @@ def _place(raised: list[LogLine], signs: dict[str, FailureSign]) -> None:
 
 def _suspect(lines: list[Words], raised: dict[str, LogLine], loud: dict[str, LogLine]) -> None:
     """Add the lines that look like a first cause: of chained exceptions the first, and errors."""
-    text = "\n".join(line.text for line in lines)
-    starts = list(accumulate((len(line.text) + 1 for line in lines), initial=0))
+    text, starts = _joined(lines)
     chained, at = False, 0
     while len(raised) < SUSPECTS:
         notable = NOTABLE if len(loud) < SUSPECTS else RAISED_OR_CHAINED
@@ -354,8 +331,7 @@ def _located(lines: list[Words], index: int) -> LogLine:
         return line.quoted
     where = refusals.find(line.text)
     if not where:
-        before = (FRAME.search(one.text) for one in reversed(lines[max(0, index - NEAR) : index]))
-        frame = next(filter(None, before), None)
+        frame = stated.last_frame(lines[max(0, index - NEAR) : index], FRAME)
         where = f"raised under {frame[2]} of {frame[1]}.py" if frame else ""
     return replace(line.quoted, raised_by=where)
 

@@ -5,93 +5,31 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+
+from launcher.base.yamlfile import Loader
 
 LONGEST_QUOTE = 160
 MOST_PREFIXES = 8
 """Before a line's words; what has more is prose."""
 
-PREFIX = re.compile(
-    r"""\s*(?:
-      (?P<rank>\[(?:rank|default|trainer)?\d+(?:\|\d+)?\]:?(?=[\ \[])  # torchrun, ours, mpirun
-        | \[\d+,\d+\]<std(?:out|err)>:                              # mpirun
-        | \d{1,5}:(?=\ )                                            # srun --label
-        | node-\d+\ \|                                              # ours
-      | (?!(?:slurm|srun|python|docker|podman|collect2|cc1)[\w.-]*:|\S*\.so\b)  # pdsh: a node
-        (?:\d{1,3}(?:\.\d{1,3}){3}|[a-z][a-z\d-]*\d(?:\.[a-z\d-]+)*):(?=\ \S)
-        | \((?:raylet|[\w.:]*\ ?pid=\d+)[^)]*\) )                   # Ray
-    | [A-Za-z<][\w.<>-]*:\d+:\d+\ \[\d+\]                           # NCCL
-    | \[[\w.-]+:\d+(?:\ *:\d+){0,2}\](?=\ )                         # UCX, Open MPI
-    | \x1b?\[\d[\d;]*m                                              # a colour
-    | \[?\d{4}-\d\d-\d\d[T\ ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?\]?:?
-    | \[?\d\d[/-]\d\d(?:[/-]\d\d)?\ \d\d:\d\d:\d\d(?:[.,]\d+)?\]?
-    | \[(?:\d\d:\d\d:\d\d|\d{10}\.\d+)\]
-    | [A-Z][a-z]{2}\ [A-Z][a-z]{2}\ +\d+\ \d\d:\d\d:\d\d\ \d{4}
-    | [A-Z][a-z]{2}\ [\ \d]\d\ \d\d:\d\d:\d\d\ \S+(?=\ \w)          # syslog, with its host
-    | [EWIF]\d{4}\ [\d:.]+\ +(?:\d+\ )?\S+:\d+\]                    # glog
-    | \[(?:ERROR|INFO|WARN(?:ING)?|DEBUG|CRITICAL)\]
-    | (?:ERROR|INFO|WARNING|DEBUG|CRITICAL)(?=\ +\[)
-    | \[\d+/[\w/-]+\ \(pid\ \d+\)\] | \[[0-9a-f]{8}-[0-9a-f-]{27}\]
-    | \[?std(?:err|out)\]?:?(?:\ [FP](?=\ ))?
-    | [│|>] | E(?=\ {3})                                            # rich, mail, pytest
-    )""",
-    re.VERBOSE,
+LINES: dict[str, Any] = yaml.load(Path(__file__).with_name("lines.yaml").read_bytes(), Loader)  # noqa: S506
+PREFIX = re.compile(LINES["prefix"], re.VERBOSE)
+RANK, NODE, TIME, WARNING, IGNORED = (
+    re.compile(LINES[name]) for name in ("rank", "node", "time", "warning", "ignored")
 )
-"""What stands before a line's words: a rank or node, a time, a level."""
-
-RANK = re.compile(r"\[(?:rank|default)?(\d+)\]:|\b[Rr]ank[ =:](\d+)\b|^ *(\d+): ")
-NODE = re.compile(r"^(node-\d+) \| |^([A-Za-z][\w.-]*):\d+:\d+ \[\d+\]|\bON (\S+) CANCELLED\b")
-TIME = re.compile(r"\b(?:\d{4}-\d\d-\d\d[T ])?\d\d:\d\d:\d\d(?:[.,]\d+)?\b")
-
-WARNING = re.compile(
-    r"\bWARNING\b|\b(?:User|Future|Deprecation|Runtime|Resource)Warning: |\[W[ \d:]|^W\d{4} "
-)
-"""A line at the level of a warning: loggers', Python's, torch's and glog's."""
-
 OLD_WARNING = re.compile(r"(\b\w+\.(?:cc|cu|h):\d+) WARN ")
 ESCAPED = re.compile(r'\\+"')
 """A quote in a message that an engine passed on as a string."""
 
-IGNORED = re.compile(
-    r"Exception ignored|Error in atexit|.{0,24}matching Triton|\S*ld: cannot find -l(?:aio|cufile)"
-)
-"""The words of Python, xFormers and DeepSpeed's probes before an error that ends nothing."""
 LAST_ERROR = "Last error:"
 WARNS = "NCCL WARN "
 """NCCL's warning; torch repeats the last one, whatever NCCL_DEBUG is, in a line of its own."""
 
-SPEAKERS = (
-    ("runner", re.compile(r"runner: ")),
-    ("nccl", re.compile(r"(?:\S+:\d+ )?NCCL (?:WARN|INFO) ")),
-    ("ucx", re.compile(r"(?:\S+:\d+ +)?UCX +[A-Z]+ |ib_mlx5_log\.c|Caught signal \d+ \(")),
-    (
-        "scheduler",
-        re.compile(
-            r"(?:slurm(?:stepd|d|ctld)[\w.-]*(?:\[\d+\])?|srun|sbatch|salloc|error): |"
-            r".*\bkubelet\b|.*default-scheduler|(?:Reason|Message|State|Status): |"
-            r"(?:\S+ +)?(?:Warning|Normal) +[A-Z]\w+ "
-        ),
-    ),
-    (
-        "engine",
-        re.compile(
-            r"docker: |Error response from daemon|.*OCI runtime|nvidia-container-cli|"
-            r"(?:Error|podman): (?:error )?(?:setting up CDI|unresolvable|stat |creating)|"
-            r"\[FATAL tini|enroot|pyxis: "
-        ),
-    ),
-    (
-        "kernel",
-        re.compile(r"(?:kernel: |\[ *\d+\.\d+\] )*(?:NVRM: |Out of memory: |oom-kill)|kernel: "),
-    ),
-    (
-        "shell",
-        re.compile(
-            r"(?:\S*(?:sh|script|\.sbatch|bash)|/\S+): (?:line )?\d+: |Killed$|"
-            r"(?:Aborted|Segmentation fault|Bus error|Terminated)(?: \(core dumped\))?$"
-        ),
-    ),
-)
+SPEAKERS = tuple((name, re.compile(begins)) for name, begins in LINES["speakers"].items())
 """Who says a line, by how its words begin; all others are the program's, or a library's in it."""
 
 PROGRAM = "program"

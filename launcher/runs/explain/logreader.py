@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 
-from launcher.runs.explain.loglines import Words, parse
+from launcher.runs.explain.loglines import LINES, Words, parse
 
 LONGEST_LINE = 1 << 11
 """Bytes of a line that are read, half at its end: some expressions take the square of it."""
@@ -26,36 +26,14 @@ MOST_SEEN = 1 << 16
 DIGITS = b"0123456789abcdef"
 """What lines may differ in and be the same: a rank, a time, an address."""
 
-TROUBLE = re.compile(
-    rb"(?i)error|fail|warn|kill|time[d]? ?out|unable|cannot|can't|could not|couldn't|mismatch|"
-    rb"exception|assert|\bxid\b|no |not |nan|\.py\", line|due to|denied|unauthorized|oom|"
-    rb"runner: |reason:|toomany|back-?off|invalid|loss scale|died|deadline|low on|terminate|"
-    rb"undefined|abort|stopiteration|unreachable|unrecogni[sz]ed|insufficient|taint|disagree|"
-    rb"dumped|incompatible|signal|cancel|interrupt|out of (?:memory|resource)|retry count|"
-    rb"expired|exceeded|missing|fault|ctrl-c|refused|exited|zero bytes|unsupported|unavailable|"
-    rb"fatal|disabled|backtrace|\?\?\?:0|matched|different"
-)
+TROUBLE = re.compile("|".join(LINES["trouble"]).encode(), re.IGNORECASE)
 """What a line has, or its neighbour, that is looked at for known failures."""
 
 HEAD = 1 << 20
 """Bytes in which a run says what it is."""
 
-ABOUT = {
-    "container": rb"NVIDIA Release (\d\d\.\d\d)",
-    "Megatron": rb"(?i)\bmegatron[-_. ](?:core|lm)(?:[ =]+v?| version:? v?|[-_]r?)(\d+\.\d+[\w.]*)",
-    "torch": rb"(?:PyTorch Version|\btorch(?: version)?) ?[:=]{0,2} ?(\d\.\d+[\w.+]*)",
-    "NCCL": rb"NCCL version (\d+\.\d+[\w.+]*)",
-    "GPU": rb"\b((?:NVIDIA|Tesla|GeForce)[ -](?:[A-Z]{1,3}\d{1,4}|GeForce|RTX)[\w -]{0,24})",
-    "layout": rb"(using world size: .{,500})",
-    "world size": rb"\bworld_size \.{2,} (\d+)",
-    "TP": rb"\btensor_model_parallel_size \.{2,} (\d+)",
-    "PP": rb"\bpipeline_model_parallel_size \.{2,} (\d+)",
-    "CP": rb"\bcontext_parallel_size \.{2,} (\d+)",
-    "EP": rb"\bexpert_model_parallel_size \.{2,} (\d+)",
-}
+PATTERNS = {name: re.compile(says.encode()) for name, says in LINES["about"].items()}
 """What a log says of its run: the first place of each, by its name."""
-
-PATTERNS = {name: re.compile(pattern) for name, pattern in ABOUT.items()}
 ITERATION = re.compile(rb"\biteration[ :]+(\d+)(?:/ *\d+)?")
 FAR = 1 << 16
 """Bytes at a piece's end in which its last iteration is looked for."""
@@ -85,11 +63,10 @@ class LogReader:
     def _look(self, piece: bytes, first: int) -> None:
         """Note what the log's head says of the run, and the last iteration so far."""
         if first == 1:
-            found = {name: pattern.search(piece, 0, HEAD) for name, pattern in PATTERNS.items()}
             self.about = {
                 name: match[1].decode(errors="replace").strip()
-                for name, match in found.items()
-                if match
+                for name, pattern in PATTERNS.items()
+                if (match := pattern.search(piece, 0, HEAD))
             }
         for match in ITERATION.finditer(piece, max(0, len(piece) - FAR)):
             self.about["last iteration"] = match[1].decode()

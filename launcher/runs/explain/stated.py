@@ -5,15 +5,9 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterable
-from functools import cache
-from pathlib import Path
 
-import yaml
+from launcher.runs.explain.loglines import LINES, Words
 
-from launcher.base.yamlfile import Loader
-from launcher.runs.explain.loglines import Words
-
-FILE = Path(__file__).with_name("packages.yaml")
 FRAME = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
 PACKAGE = re.compile(r"(?:site|dist)-packages/(\w+)|/(megatron|nemo|verl|swift|slime|torchtitan)/")
 HOLE = re.compile(r"\{(\w+)\}")
@@ -35,21 +29,18 @@ def values(match: re.Match[str], before: Iterable[Words]) -> dict[str, str]:
         return {}
     found = {name.rstrip("_"): value for name, value in match.groupdict().items() if value}
     module = found.get("module", "").partition(".")[0]
-    frame = next(filter(None, (FRAME.search(line.text) for line in reversed([*before]))), None)
+    frame = last_frame(before)
     owner = PACKAGE.search(frame[1]) if frame else None
     place = f"{frame[3]} of {'/'.join(frame[1].split('/')[-3:])}, line {frame[2]}" if frame else ""
+    is_python = module in sys.stdlib_module_names
     return {
-        "package": "Python"
-        if module in sys.stdlib_module_names
-        else _packages().get(module, module),
+        "package": "Python" if is_python else LINES["packages"].get(module, module),
         "caller": owner[1] or owner[2] if owner else PROGRAM,
         "place": place or PROGRAM,
         **found,
     }
 
 
-@cache
-def _packages() -> dict[str, str]:
-    """What pip calls the package of a module that has another name."""
-    names: dict[str, str] = yaml.load(FILE.read_bytes(), Loader)  # noqa: S506
-    return names
+def last_frame(before: Iterable[Words], frame: re.Pattern[str] = FRAME) -> re.Match[str] | None:
+    """The last line of a traceback that names a file and a function; None where none does."""
+    return next(filter(None, (frame.search(line.text) for line in reversed([*before]))), None)

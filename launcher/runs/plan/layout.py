@@ -71,8 +71,7 @@ def layout(config: RunConfig, processes: int) -> Layout:
 
 
 def places_experts(config: RunConfig, where: Layout) -> bool:
-    """Whether expert parallelism divides the processes that it is laid over: core/parallel_state.py
-    and our program's `layout`."""
+    """Whether expert parallelism divides the processes that it is over: core/parallel_state.py."""
     tensor = config.megatron_args.get("expert_tensor_parallel_size") or where.tensor
     over = config.parallel.expert_model_parallel_size or 1
     return not isinstance(tensor, int) or where.world % (tensor * where.pipeline * over) == 0

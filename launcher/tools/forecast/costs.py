@@ -69,7 +69,7 @@ MACHINE, NETWORK = "within", "between"
 
 NO_LINKS: Mapping[str, float] = MappingProxyType({})
 
-BUSY = "upstream, busy"
+BUSY, BUSY_EXPERTS = "upstream, busy", "upstream's experts, busy"
 OFF = {
     "kernels": (0.83, 1.16),
     "graphed": (0.83, 1.16),
@@ -78,12 +78,14 @@ OFF = {
     "eager": (0.80, 1.15),
     "upstream": (0.65, 1.45),
     BUSY: (0.72, 1.06),
+    BUSY_EXPERTS: (0.34, 1.06),
 }
 """The least and the most that the forecast was of the ms that runs on H100s and H200s took, by what
 starts their kernels: machines differ in their hosts. Where these keep up with upstream's kernels,
 those of bench/gpu/published.yaml too. tests/tools/forecast holds it to both."""
 
-MEASURED_ON, PUBLISHED_ON, ELSEWHERE = ("h100-80gb", "h200"), ("a100-80gb", "h100-80gb"), 1.25
+MEASURED_ON, ELSEWHERE = ("h100-80gb", "h200"), 1.25
+PUBLISHED_ON = {BUSY: ("a100-80gb", "h100-80gb"), BUSY_EXPERTS: ("h100-80gb", "b200")}
 MOST_MEASURED = 4
 """Where OFF comes from; for other cards and more GPUs, ranges are so much wider."""
 
@@ -334,14 +336,16 @@ def is_known(work: Work, card: str, cost: StepCost) -> bool:
     """Whether runs like it were measured, or published: on such a card, and no more of them."""
     found = throughput.card(card)
     alias, few = found.alias if found else "", work.where.world <= MOST_MEASURED
-    return (few and alias in MEASURED_ON) or (kind(work, cost) == BUSY and alias in PUBLISHED_ON)
+    return (few and alias in MEASURED_ON) or alias in PUBLISHED_ON.get(kind(work, cost), ())
 
 
 def kind(work: Work, cost: StepCost) -> str:
     """Which of OFF it is: experts that are compiled, and GPUs that the host keeps busy, alone."""
     how = starts(work)
     if how == "upstream":
-        return how if "the host" in cost.parts else BUSY
+        if "the host" in cost.parts:
+            return how
+        return BUSY_EXPERTS if "num_experts" in work.options else BUSY
     return "experts" if how in COMPILED and "num_experts" in work.options else how
 
 

@@ -132,8 +132,9 @@ def forecast(
         unknown.append("the time of a save: none was measured here, so hours are without saves")
     sources = {"memory": MEMORY_SOURCE} if needed else {}
     sources |= {"step": step.source} if step else {}
-    used = site.links_of(work, card, known, machine.network is not None) if step else ""
-    sources |= {"links": used} if used else {}
+    if step and not step.measured:
+        used = site.links_of(work, card, known, machine.network is not None)
+        sources |= {"links": used} if used else {}
     sources |= {"checkpoints": "the model's sizes"} if size and saves else {}
     sources |= {"saves": FROM_RECORDS} if saving else {}
     sources |= {"start, evaluations, end": FROM_RECORDS} if known else {}

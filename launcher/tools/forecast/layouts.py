@@ -101,7 +101,7 @@ def _splits(base: Work) -> list[Split]:
 
 
 def _sets(config: RunConfig, base: Work, split: Split) -> dict[str, object]:
-    """The keys of a layout.
+    """The keys of a layout that another one than the run's own has.
 
     The micro-batch is the largest up to the run's own that the global batch allows. TP that is
     split takes sequence parallelism, as it needs less and loses nothing.
@@ -109,11 +109,10 @@ def _sets(config: RunConfig, base: Work, split: Split) -> dict[str, object]:
     tensor, pipeline, context, _ = split
     share = base.batch // (base.where.world // (tensor * pipeline * context))
     sizes = [size for size in layout.divisors(max(1, share)) if size <= base.micro]
-    changed = dict(zip(KEYS, zip(split, _own(base), strict=True), strict=True))
     sets: dict[str, object] = {
         f"parallel.{key}_parallel_size": size
-        for key, (size, was) in changed.items()
-        if size != was or key in KEYS[:2]
+        for key, size, own in zip(KEYS, split, _own(base), strict=True)
+        if size != own
     }
     sets["training.micro_batch_size"] = max(sizes, default=1)
     if (config.parallel.sequence_parallel or False) != (tensor > 1):

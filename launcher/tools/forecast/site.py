@@ -161,7 +161,7 @@ def step(work: Work, card: GpuRates | None, known: Sequence[RunFact]) -> StepTim
     least, most = costs.off(work, card.name, cost)
     kind = costs.kind(work, cost)
     off = "{:.2f} to {:.2f}".format(*costs.OFF[kind])
-    where = "published runs" if kind == costs.BUSY else "runs on H100s and H200s"
+    where = "published runs" if kind in costs.PUBLISHED_ON else "runs on H100s and H200s"
     told = f"published rates of the card; such forecasts were {off} of what {where} took"
     if not costs.is_known(work, card.name, cost):
         told += ", and this one is beyond those: a prediction"

@@ -283,4 +283,4 @@ def _why(tail: Sequence[str], code: int) -> tuple[str, str]:
     known = known or [line for line in said if line.startswith("gpt: ")][-1:]
     suspects = [one.text for one in found.suspects[:1]]
     why = (known or suspects or said[-1:] or [f"it ended with {code}"])[0]
-    return why, found.signs[0].failure.cure if found.signs else ""
+    return why, found.signs[0].failure.remedy if found.signs else ""

@@ -87,18 +87,12 @@ def _in_driver() -> tuple[Any, Any] | None:
 
 
 def say_links() -> None:
-    """Print on rank 0 how fast ranks of tensor parallelism, and replicas, sum: all ranks call it.
-
-    These groups are used anyhow, so it takes no start of NCCL of its own.
-    """
+    """Print on rank 0 how fast groups that are used anyhow sum; all ranks call it."""
     import torch
-    from megatron.core import parallel_state
+    from megatron.core import parallel_state as state
 
-    each = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
-    for group in (
-        parallel_state.get_tensor_model_parallel_group(),
-        parallel_state.get_data_parallel_group(with_context_parallel=True),
-    ):
+    each, over = int(os.environ.get("LOCAL_WORLD_SIZE", 1)), {"with_context_parallel": True}
+    for group in (state.get_tensor_model_parallel_group(), state.get_data_parallel_group(**over)):
         ranks = torch.distributed.get_process_group_ranks(group)
         nodes = len({rank // each for rank in ranks})
         if len(ranks) > 1 and len(ranks) % nodes == 0:

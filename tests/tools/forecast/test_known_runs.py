@@ -16,10 +16,11 @@ from launcher.runs.plan.render import values_of
 from launcher.runs.runfile import source
 from launcher.tools.forecast import costs, site
 from launcher.tools.forecast.work import KERNELS, Work
-from tests.tools.forecast.test_published import STEPS
+from tests.tools.forecast.test_published import OF_EXPERTS, STEPS, of_experts
 
 BENCH = Path(__file__).parents[3] / "bench/gpu"
 RUNS: list[dict[str, Any]] = yaml.safe_load((BENCH / "runs.yaml").read_text("utf-8"))["runs"]
+ROWS = OF_EXPERTS["experts"]
 GIB = 1 << 30
 HALF_A_TENTH, FIFTH = 0.05, 0.2
 
@@ -55,6 +56,8 @@ def test_ranges_are_as_wide_as_forecasts_were_off() -> None:
     for _, step, ms in STEPS:
         if f"{costs.OFF[costs.BUSY][0]:.2f}" in step.source:
             off[costs.OFF[costs.BUSY]].append(step.ms / ms)
+    off[costs.OFF[costs.BUSY_EXPERTS]] += [found.ms / ms for found, ms in map(of_experts, ROWS)]
+    off[costs.OFF[costs.BUSY_EXPERTS]].append(costs.OFF[costs.BUSY][1])  # as dense models' at best
     assert {*off} == {*costs.OFF.values()}
     for (least, most), found in off.items():
         assert least <= min(found) <= least + 0.06

@@ -16,7 +16,7 @@ from launcher.runs.runfile.config import RunConfig
 from launcher.tools.forecast import costs, site
 from launcher.tools.forecast.work import Work
 
-TABLES: list[dict[str, Any]] = yaml.safe_load(
+*TABLES, OF_EXPERTS = yaml.safe_load(
     (Path(__file__).parents[3] / "bench/gpu/published.yaml").read_text("utf-8")
 )
 RECOMPUTED = {
@@ -109,3 +109,48 @@ def test_most_published_runs_are_within_a_fifth() -> None:
     ratios = sorted(found.ms / ms for _, found, ms in STEPS)
     assert 0.8 < median(ratios) < 1.2
     assert sum(abs(ratio - 1) <= 0.2 for ratio in ratios) >= 0.8 * len(ratios), ratios
+
+
+def of_experts(row: list[Any]) -> tuple[site.StepTime, float]:
+    """GPT OSS 120B's forecast, and the ms that it took."""
+    card, gpus, pipeline, over, micro, batch, rate = row
+    length = OF_EXPERTS["sequence"]
+    config = RunConfig.model_validate({
+        "name": "a", "image": {"name": "x"}, "program": "pretrain_gpt.py", "gpus": 8,
+        "nodes": {"count": gpus // 8},
+        "model": {
+            "hidden_size": 2880, "num_attention_heads": 64, "kv_channels": 64,
+            "num_query_groups": 8, "num_layers": 36, "ffn_hidden_size": 2880, "swiglu": True,
+            "seq_length": length, "max_position_embeddings": length, "normalization": "RMSNorm",
+            "position_embedding_type": "rope", "untie_embeddings_and_output_weights": True,
+        },
+        "parallel": {
+            "pipeline_model_parallel_size": pipeline, "expert_model_parallel_size": over,
+            "use_distributed_optimizer": True,
+        },
+        "megatron_args": {
+            "num_experts": 128, "moe_router_topk": 4, "moe_grouped_gemm": True, **OVERLAPPED,
+        },
+        "training": {
+            "micro_batch_size": micro, "global_batch_size": batch, "bf16": True, "train_iters": 1,
+            "lr": 1e-3,
+        },
+        "data": {"mock": True, "vocab_size": OF_EXPERTS["vocabulary"]},
+    })  # fmt: skip
+    where = layout.layout(config, 8)
+    done = Work(config.program, values_of(config, where), where, gpus // 8, False, True)
+    found = site.step(done, costs.published(card, done.precision), [])
+    assert found
+    return found, 1000 * batch * length / gpus / rate
+
+
+@pytest.mark.parametrize("row", OF_EXPERTS["experts"], ids=lambda row: f"{row[0]} {row[4:6]}")
+def test_published_experts_are_in_the_forecasts_range(row: list[Any]) -> None:
+    """Their routing is even, so they are within the range without what an uneven one adds; that was
+    another's, which they took up to twice as long as."""
+    found, ms = of_experts(row)
+    assert found.cost
+    assert found.least <= ms <= found.most - found.cost.uneven
+    least, most = costs.OFF[costs.BUSY_EXPERTS]
+    assert least <= found.ms / ms <= most
+    assert "a prediction" not in found.source
