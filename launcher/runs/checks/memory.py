@@ -158,7 +158,7 @@ def _needed(
     kept, once = _with_recomputing(options, layers, whole, entering)
     buffer, copies_of_scores = rank.bytes_of_scores()
     back = tokens * max(back, copies_of_scores)
-    left = bool(how) and tensor == 1 and "fp16" not in options  # to the compiled loss
+    left = bool(how) and tensor == 1  # to the compiled loss
     stages = []
     fast = program == model.GPT and "no_fast" not in options
     laid = fast and "use_distributed_optimizer" in options
@@ -178,9 +178,9 @@ def _needed(
             activations += tokens * size.hidden * in_flight / undivided  # the embedding's mask
         if last:
             activations += 2 * entering  # the last norm's input and output
-            # fp32, and what the output layer wrote; compiled, these and their gradient, which takes
-            # their place in the kernels for GPT-2: trainer/fast, `OutputLoss`, `KernelOutputLoss`
-            copies = (1 if like_gpt2(options) else 2) * width if left else 4 if width == 4 else 6
+            # fp32, and what the output layer wrote; compiled, the latter alone, whose place the
+            # gradient takes: trainer/fast, `output_loss`, `KernelOutputLoss`
+            copies = width if left else 4 if width == 4 else 6
             logits = tokens * size.vocabulary / tensor * copies
         weights, gradients, optimizer = (
             int(parameters * each + expert_layers * own * of_expert)

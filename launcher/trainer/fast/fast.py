@@ -277,6 +277,11 @@ class GraphedStep:
             self.graph.reset()
             self.graph = None
 
+    def give_memory_back(self, reason: str) -> None:
+        """Go on without the graph, whose memory nothing else can use."""
+        self.release()
+        self._do_without("graphed", reason)
+
     def _do_without(self, part: str, reason: str) -> None:
         self.path = self.path.without(part, reason)
         if part == "compiled" and self.path.graphed:

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import torch
+
 from launcher.trainer.fast import compiled, context, fast, scaled
 from launcher.trainer.fast.device_adam import DeviceAdam
 from launcher.trainer.fast.gradients import GatheredGradients, Replica
@@ -122,6 +124,16 @@ class FastTrainer(Trainer):
     def step(self, batches: Any) -> Outcome:
         """One step: its loss (on the last stage), whether it was taken, the gradient's norm."""
         return self.fast_step(batches) if self.path.compiled else super().step(batches)
+
+    def _evaluate(self) -> bool:
+        """As `Trainer`; where there is no room for it beside the graph, the graph goes."""
+        try:
+            return super()._evaluate()
+        except torch.cuda.OutOfMemoryError:
+            if not self.fast_step.graph or torch.distributed.get_world_size() > 1:
+                raise
+        self.fast_step.give_memory_back("no CUDA graph: evaluations need its memory")
+        return super()._evaluate()
 
     def _zero(self) -> None:
         if self.gathered:

@@ -187,26 +187,18 @@ class HostCopies:
         return kept.copy_(data, non_blocking=True)
 
 
-Beside = tuple[Any, dict[str, Any], HostCopies]
-
-
-def beside_training() -> Beside:
-    """What `save` needs to write beside training: `compat.async_saving`, and memory for copies."""
-    return (*compat.async_saving(), HostCopies())
-
-
 def save(
     root: str,
     parts: Sequence[Any],
     optimizer: Any,
     progress: TrainingProgress,
     arguments: Mapping[str, Any],
-    beside: Beside | None = None,
+    beside: tuple[Any, dict[str, Any], HostCopies] | None = None,
 ) -> Path:
     """Write a checkpoint under a temporary name, then give it its own and note it as newest.
 
     `parts` are this rank's of the model, `arguments` what it was made by, under upstream's names.
-    All ranks call this together. With `beside`, of `beside_training`, it returns once there is a
+    All ranks call this together. With `compat.async_saving`, `beside`, it returns once there is a
     copy in the host's memory: another process writes that, and `finish` names it. Raises
     `RunError` on a full or read-only disk; then nothing of it stays. So it does where another run
     has taken the folder over.

@@ -106,7 +106,8 @@ class Trainer:
         self.steps = self._steps()
         self.saved = self.progress.iteration
         self.saving: Path | None = None
-        self.beside = checkpoint.beside_training() if arguments.async_save else None
+        copies = checkpoint.HostCopies()
+        self.beside = (*compat.async_saving(), copies) if arguments.async_save else None
         self.profile = measurements.StepTracer(arguments, self.saved, self.slow_steps)
         self.report.begin(self.saved)
         self.stop = StopRequest() if arguments.exit_signal_handler else None
