@@ -158,7 +158,7 @@ def _needed(
     kept, once = _with_recomputing(options, layers, whole, entering)
     buffer, copies_of_scores = rank.bytes_of_scores()
     back = tokens * max(back, copies_of_scores)
-    left = bool(how) and tensor == 1  # to the compiled loss
+    left = bool(how) and tensor == 1 and "fp16" not in options  # which wasn't measured
     stages = []
     fast = program == model.GPT and "no_fast" not in options
     laid = fast and "use_distributed_optimizer" in options
