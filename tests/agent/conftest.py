@@ -89,16 +89,21 @@ def runner_command(
 
 TORCH = """\
 from types import SimpleNamespace
-cuda = SimpleNamespace(device_count=lambda: {gpus}, get_device_name=lambda number: "a GPU",
-    get_device_capability=lambda number: (9, 0), get_arch_list=lambda: [])
+cuda = SimpleNamespace(device_count=lambda: {gpus}, get_device_name=lambda number=0: "a GPU",
+    get_device_capability=lambda number: (9, 0), get_arch_list=lambda: [],
+    is_available=lambda: True)
 distributed = SimpleNamespace(init_process_group=lambda *given, **more: None,
-    all_reduce=lambda sums: None)
+    all_reduce=lambda sums, **more: None, get_world_size=lambda group: 12,
+    ReduceOp=SimpleNamespace(MAX=None))
 class full:
     __init__ = lambda self, *given, **more: None
-    __eq__ = lambda self, other: self
+    __eq__ = __getitem__ = lambda self, other: self
     all = lambda self: True
+    item = lambda self: 1.0
+zeros = full
 """
-"""In place of torch on a node with GPUs whose sums are right: what the runner asks of it."""
+"""In place of torch on a node with GPUs whose sums are right and take a second each: what the
+runner asks of it."""
 
 
 @pytest.fixture
