@@ -10,9 +10,9 @@ import re
 import shlex
 import subprocess
 import sys
+import threading
 from collections import Counter
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -84,7 +84,7 @@ def run(site: Settings) -> None:
             return
         builds = Builds(client, site, progress)
         tag = row_at_hand(builds, progress)
-        with _fetching(builds, tag):
+        with _fetching(builds, tag, progress):
             found = acquire.bases(client, builds.matrix, tag, site, progress)
         built = builds.build(BuildRequest(tag, base=found.base, builder=found.builder))
         progress.note(f"image {built.names[-1]} {'is there' if built.reused else 'is built'}")
@@ -97,16 +97,26 @@ def run(site: Settings) -> None:
 
 
 @contextmanager
-def _fetching(builds: Builds, tag: str) -> Iterator[None]:
+def _fetching(builds: Builds, tag: str, progress: Progress) -> Iterator[None]:
     """Fetch the row's source and packages beside the block, which keeps one processor busy.
 
-    What can't be fetched is reported by the build, which looks for it again.
+    What can't be fetched is reported by the build, which looks for it again. A block that fails
+    or that Ctrl-C ends doesn't wait for it.
     """
     wanted = builds.recipe(BuildRequest(tag)), BuildRequest(tag)
-    with ThreadPoolExecutor(1) as pool:
-        silent = Progress(io.StringIO())
-        pool.submit(inputs.fetch_all, [wanted], builds.matrix, None, builds.site, silent)
-        yield
+
+    def fetch_all() -> None:
+        with suppress(Exception):
+            silent = Progress(io.StringIO())
+            inputs.fetch_all([wanted], builds.matrix, None, builds.site, silent)
+
+    fetching = threading.Thread(target=fetch_all, daemon=True)
+    fetching.start()
+    yield
+    if fetching.is_alive():
+        progress.step(f"fetch the source and the packages of {tag}")
+        fetching.join()
+        progress.close()
 
 
 def row_at_hand(builds: Builds, progress: Progress) -> str:

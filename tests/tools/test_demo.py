@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 import socket
 import tempfile
@@ -11,6 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from launcher.base.screen import Progress
 from launcher.images.builder import inputs
 from launcher.images.builder.image import BuildRequest
 from launcher.tools import demo
@@ -18,6 +20,7 @@ from launcher.tools.demo import DemoError, DemoLosses
 
 FIRST = DemoLosses(training={10: 3.0, 20: 2.0}, held_out={20: 2.1})
 RESUMED = DemoLosses(training={30: 1.9, 40: 1.8}, held_out={40: 1.9})
+BUILDS = SimpleNamespace(recipe=lambda request: request, matrix=None, site=None)
 
 
 def test_two_runs_that_show_what_they_should_pass() -> None:
@@ -96,7 +99,44 @@ def test_packages_are_fetched_while_the_base_is_made(monkeypatch: pytest.MonkeyP
         begun.set()
 
     monkeypatch.setattr(inputs, "fetch_all", fetch_all)
-    builds = SimpleNamespace(recipe=lambda request: request, matrix=None, site=None)
-    with demo._fetching(builds, "cpu"):  # type: ignore[arg-type]
+    with demo._fetching(BUILDS, "cpu", Progress(io.StringIO())):  # type: ignore[arg-type]
         assert begun.wait(60)
     assert asked == ["cpu"]
+
+
+def test_what_is_still_fetched_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    go_on, said = threading.Event(), io.StringIO()
+    monkeypatch.setattr(inputs, "fetch_all", lambda *_: go_on.wait(60))
+    progress = Progress(said)
+
+    def step(text: str) -> None:
+        Progress.step(progress, text)
+        go_on.set()
+
+    monkeypatch.setattr(progress, "step", step)
+    with demo._fetching(BUILDS, "cpu", progress):  # type: ignore[arg-type]
+        pass
+    assert said.getvalue().startswith("fetch the source and the packages of cpu (")
+
+
+def test_a_demo_that_fails_or_is_ended_does_not_wait_for_packages(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Ctrl-C took as long as pip, and so did the reason why there is no base."""
+    go_on, done, holding = threading.Event(), threading.Event(), list[bool]()
+
+    def fetch_all(*_: object) -> None:
+        go_on.wait(60)
+        holding.append(not threading.current_thread().daemon)
+        done.set()
+
+    monkeypatch.setattr(inputs, "fetch_all", fetch_all)
+    with (
+        pytest.raises(KeyboardInterrupt),
+        demo._fetching(BUILDS, "cpu", Progress(io.StringIO())),  # type: ignore[arg-type]
+    ):
+        raise KeyboardInterrupt
+    assert not done.is_set()
+    go_on.set()
+    assert done.wait(60)
+    assert holding == [False]  # else Python's own end waits for it
