@@ -7,7 +7,7 @@ import re
 from launcher.tools.importing.commands import Word
 from launcher.tools.importing.sheet import Sheet, yaml_text
 from launcher.tools.importing.starters import ScriptContext
-from launcher.tools.importing.starts import Start, as_pairs
+from launcher.tools.importing.starts import HELD, Start, as_pairs
 
 CARRIED = frozenset(
     "nproc_per_node nnodes node_rank master_addr master_port max_restarts num_gpus num_nodes "
@@ -33,9 +33,11 @@ def set_processes(sheet: Sheet, start: Start, around: ScriptContext) -> None:
     given = dict[str, Word]()
     for name, word in as_pairs(start.starter, start.options):
         given[RENAMED.get(name, name)] = word
-        if name not in CARRIED:
+        if name not in CARRIED and name != HELD:
             value = f" {word.text}" if word.text else ""
             sheet.tell(word.line, f"{start.starter}'s {name}{value}: not carried over")
+    if (held := given.pop(HELD, None)) and given.setdefault("nproc_per_node", held) is not held:
+        sheet.tell(held.line, f"{start.starter}'s {held.text}: not carried over")
     counts = around.counts
     several = {one.name for one in start.around} & {"srun", "mpirun", "mpiexec", "aprun"}
     nodes = (

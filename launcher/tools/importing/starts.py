@@ -12,6 +12,7 @@ from launcher.runs.plan.program import upstreams
 from launcher.tools.importing.commands import ScriptCommand, Word
 
 MODULES = ("torch.distributed.launch", "torch.distributed.run", "torch.distributed.elastic")
+HELD = "options in a variable"
 WITH_VALUE = {
     "torchrun": "nproc_per_node nnodes node_rank master_addr master_port rdzv_backend "
     "rdzv_endpoint rdzv_id rdzv_conf max_restarts monitor_interval start_method role log_dir "
@@ -124,7 +125,10 @@ def respelled(words: Sequence[Word]) -> dict[str, str]:
 
 
 def as_pairs(starter: str, words: Sequence[Word]) -> Iterator[tuple[str, Word]]:
-    """The starter's own options by name, with _ for -, each with its value."""
+    """The starter's own options by name, with _ for -, each with its value.
+
+    A variable that isn't known and may be options has the name HELD.
+    """
     taking, at = WITH_VALUE.get(starter, "").split(), 0
     while at < len(words):
         word = words[at]
@@ -139,7 +143,7 @@ def as_pairs(starter: str, words: Sequence[Word]) -> Iterator[tuple[str, Word]]:
         elif word.text.startswith("-") and name not in ("m", "module"):
             yield name, Word("", word.line)
         elif word.unknown:
-            yield "nproc_per_node", word
+            yield HELD, word
 
 
 def _start_of(command: ScriptCommand) -> Start | None:

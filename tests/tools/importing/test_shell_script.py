@@ -75,6 +75,7 @@ def test_a_script_as_a_run_file(name: str, monkeypatch: pytest.MonkeyPatch) -> N
         ("#SBATCH --gpus-per-node=a100:4\nsrun python pretrain_gpt.py", "4", 1),
         ("#SBATCH --gres=gpu:4\npython pretrain_gpt.py", "1", 1),
         ("torchrun $TORCHRUN_ARGS pretrain_gpt.py --bf16", "1", 1),
+        ("torchrun --nproc_per_node 4 $MORE pretrain_gpt.py --bf16", "4", 1),
         ("aprun -n 8 -N 4 /no/rank.sh python pretrain_gpt.py", "4", 2),
         (
             "#SBATCH --nodes 3 --gpus-per-node=2\n"
