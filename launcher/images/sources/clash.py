@@ -24,6 +24,7 @@ LISTED = re.compile(rf"{NAME}{OPTIONS}{RANGES}(?: \1{OPTIONS}{RANGES})+")
 ASKED = re.compile(rf"(?:one of: )?{PACKAGE}")
 NEEDS = re.compile(rf"{PACKAGE} depends? on (?:one of: )?{PACKAGE}")
 WHEELLESS = re.compile(rf"(all versions of )?{PACKAGE} (?:has|have) no (?:usable )?wheels")
+SERIES = re.compile(r"<((?:\d+\.)*)(\d{1,9})\.dev0\|>=\1(\d{1,9})\.dev0")
 ABSENT = re.compile(rf"there (?:is|are) no versions? of {PACKAGE}|{NAME} was not found")
 NO_WHEEL = "has no wheel for this Python and platform, and none is compiled here"
 RIVALS = 16  # claims on one package that a claim is compared with: uv may name each version
@@ -85,7 +86,7 @@ def _one_line(said: str) -> str:
     text = " ".join(said.lower().split())
     text = LISTED.sub(lambda m: re.sub(rf" {re.escape(m[1])}{OPTIONS}", "|", m[0]), text)
     text = re.sub(r"<([\w.+!]+)\|>\1(?![\w.+!])", r"!=\1", text)
-    return re.sub(r"<([\d.]+)\.dev0\|>=[\d.]+\.dev0", r"!=\1.*", text)
+    return SERIES.sub(lambda m: f"!={m[1]}{m[2]}.*" if int(m[3]) - int(m[2]) == 1 else m[0], text)
 
 
 def _asked(text: str) -> Iterator[_Claim]:

@@ -107,14 +107,14 @@ def settled(
     if lock is None or not holds_on(lock, on):
         progress.step(f"resolve {' '.join(made.extras.names)}")
         found = resolve_extras(made, matrix, on, site)
-        lock, old = lock_of(made, on, found), left_behind(found, made.row.python, site)
+        lock, old = lock_of(made, on, found), left_behind(found, made, site)
         progress.close()
         at = keep_text(dump(lock), path_of(made), site)
         asked = {canonicalize_name(Requirement(one).name) for one in lock.requirements}
         own = (f"{n} {v}" for n, v in pinned_versions(lock.pins).items() if n in asked)
         progress.note(f"{made.tag}: the extras are locked in {at}: {', '.join(own)}")
         if old:
-            why = "what the base has, or another extra, allows no newer one"
+            why = "the base, matrix.yaml or another package allows no newer one"
             progress.note(f"{made.tag}: old packages among them: {', '.join(old)}; {why}")
     return with_lock(made, lock)
 
@@ -263,17 +263,19 @@ def _check_newest(made: Recipe, pins: Sequence[str], site: Settings) -> None:
             )
 
 
-def left_behind(found: ResolvedSet, python: str, site: Settings) -> list[str]:
+def left_behind(found: ResolvedSet, made: Recipe, site: Settings) -> list[str]:
     """Packages that are years older than the newest beside them, and than their own newest wheel.
 
-    Beside a base's older packages, trl was given datasets 1.1.1 of 2020.
+    None that is asked for as old. Beside an older base, trl was given datasets 1.1.1 of 2020.
     """
+    wanted = [Requirement(one) for one in made.extras.packages]
     latest = max(found.times.values(), default=None)
     old = []
     for name, version in pinned_versions(found.pins).items():
         if latest and name in found.times and latest - found.times[name] > YEARS:
-            newest, has_wheel = index.newest_release(name, python, site) or (None, False)
-            if newest and has_wheel and Version(version) < newest:
+            newest, has_wheel = index.newest_release(name, made.row.python, site) or (None, False)
+            own = (one.specifier for one in wanted if canonicalize_name(one.name) == name)
+            if newest and has_wheel and Version(version) < newest and all(newest in o for o in own):
                 old.append(f"{name} {version} (newest: {newest})")
     return old
 

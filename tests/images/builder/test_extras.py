@@ -243,6 +243,7 @@ LACKING = "has no wheel for this Python and platform, and none is compiled here"
                 ("numpy>1,<1.26", ">1,<1.26"),
                 ("one of: numpy<1.20 numpy>1.20,<1.26.4 numpy>1.26.4,<2", "!=1.20,!=1.26.4,<2"),
                 ("one of: numpy<1.26.dev0 numpy>=1.27.dev0", "!=1.26.*"),
+                ("one of: numpy<1.25.dev0 numpy>=1.27.dev0", "<1.25.dev0 or >=1.27.dev0"),
                 ("one of: numpy[x]<1 numpy[x]>=1.0,<1.26.dev0", "<1 or >=1.0,<1.26.dev0"),
             )
         ),
@@ -402,8 +403,9 @@ def test_a_dependency_that_is_years_behind_its_newest_is_named(
         {},
         {one: datetime(year, 1, 1) for one, year in times.items()},
     )
-    assert extras.left_behind(found, "3.10", empty_site) == ["sets 1.1 (newest: 4.0)"]
-    assert extras.left_behind(replace(found, times={}), "3.10", empty_site) == []
+    assert extras.left_behind(found, made("trl"), empty_site) == ["sets 1.1 (newest: 4.0)"]
+    assert extras.left_behind(found, made("trl", "sets<2"), empty_site) == []  # as was asked
+    assert extras.left_behind(replace(found, times={}), made("trl"), empty_site) == []
 
 
 SEEN = {"numpy": "1.26.4", "packaging": "23.2", "pyyaml": "6.0.1"}
