@@ -223,7 +223,7 @@ class Run:
 
     def log(self) -> str:
         """What it has written until now, of all attempts that a launcher has followed."""
-        return b"".join(_read(watch.logs(self.folder))).decode(errors="replace")
+        return b"".join(map(Path.read_bytes, watch.logs(self.folder))).decode(errors="replace")
 
     def output(self, *, follow: bool = False) -> Iterator[tuple[bool, bytes]]:
         """What it writes, each piece with whether it is stderr's; or what was kept of it."""
@@ -237,12 +237,14 @@ class Run:
                 raise
             if isinstance(error, EngineError):
                 tell("an engine doesn't answer; this is what was kept until now")
-            yield from ((False, data) for data in _read(kept))
+            for path in kept:
+                with path.open("rb") as log:
+                    yield from ((False, data) for data in iter(partial(log.read, 1 << 20), b""))
             return
         yield from ((is_error, data) for is_error, data, _ in job.output(follow=follow))
 
     def explain(self) -> Explanation:
-        """What made it fail and what mends it; `.lines` are in words. Raises UsageError."""
+        """What made it fail and what mends it, as `.lines`. Raises UsageError, EngineError."""
         from launcher.runs.explain import failures
 
         return failures.explain((data for _, data in self.output()), runs.cause(self.id))
@@ -311,12 +313,6 @@ def _started(asked: RunRequest, chosen: Backend, *, preflight: bool = True) -> R
         run = Run(begin(chosen, plan, attach=False).run)
     run._follower()
     return run
-
-
-def _read(paths: list[Path]) -> Iterator[bytes]:
-    for path in paths:
-        with path.open("rb") as log:
-            yield from iter(lambda: log.read(1 << 20), b"")
 
 
 def _overrides(changes: Mapping[str, Any] | None) -> list[Override]:
