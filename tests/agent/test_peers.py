@@ -134,7 +134,7 @@ def test_all_nodes_hear_from_one_where_numbers_were_nan() -> None:
 
 
 def test_a_node_that_reports_no_numbers_is_done_all_the_same() -> None:
-    """An older launcher's, which LAUNCHER_NODES_MAY_DIFFER allows: it was gone, and ended others."""
+    """An older launcher's, which LAUNCHER_NODES_MAY_DIFFER allows, was lost, and ended others."""
 
     def run(here: Rendezvous) -> tuple[int, list[RemoteFailure]]:
         if here.node:
