@@ -104,7 +104,7 @@ def link_line(torch: Any, device: Any, nodes: int, group: Any = None) -> str:
     By the largest all-reduce that is short, of each size the second, by its slowest rank.
     """
     ranks, size = torch.distributed.get_world_size(group), LEAST
-    name = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
+    name = "CPU" if device == "cpu" else torch.cuda.get_device_name()
     while True:
         sums = torch.zeros(size // 4, device=device)
         for _ in range(2):

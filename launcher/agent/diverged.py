@@ -10,9 +10,9 @@ from math import isfinite
 from pathlib import Path
 
 FILE = "diverged"
-STEP = re.compile(r"\biteration +(\d+)/ *\d+ \|(.*)", re.DOTALL)
+STEP = re.compile(r"\biteration +(\d{1,18})/ *\d+ \|(.*)", re.DOTALL)
 NUMBER = re.compile(
-    r"\| *([a-z][\w ./-]*): +([-+]?(?:[\d.]+(?:e[-+]?\d+)?|inf|nan)) ", re.IGNORECASE
+    r"\| *([a-z][\w ./-]*): +([-+]?(?:\d+(?:\.\d*)?(?:e[-+]?\d+)?|inf|nan)) ", re.IGNORECASE
 )
 
 

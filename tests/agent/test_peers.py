@@ -133,6 +133,19 @@ def test_all_nodes_hear_from_one_where_numbers_were_nan() -> None:
     assert together(3, run) == [7, 7, 7]
 
 
+def test_a_node_that_reports_no_numbers_is_done_all_the_same() -> None:
+    """An older launcher's, which LAUNCHER_NODES_MAY_DIFFER allows, was lost, and ended others."""
+
+    def run(here: Rendezvous) -> tuple[int, list[RemoteFailure]]:
+        if here.node:
+            here.links[0].send(failed=None)
+            return 0, []
+        heard: list[RemoteFailure] = []
+        return PeerNodes(here, heard.append).done(), heard
+
+    assert together(2, run) == [(0, [])] * 2
+
+
 STEP_LINES = {
     "lm loss: nan | grad norm: nan |": 3,
     "lm loss: 2.0E+00 | loss scale: 1.0 | grad norm: inf | number of skipped iterations: 1 |": 0,
@@ -142,6 +155,7 @@ STEP_LINES = {
     "lm loss: 2.0 | grad norm: 0.000 | number of nan iterations: 1 |": 0,
     "lm loss: inf | grad norm: 0.000 | number of nan iterations: 0 |": 3,
     "lm loss: 2.0 | mtp_1 loss: nan | number of nan iterations: 0 |": 3,
+    "lm loss: nan | grad norm: nan | note: ... | version: 1.2.3 |": 3,  # which raised in the rank
 }
 
 

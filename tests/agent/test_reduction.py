@@ -47,7 +47,12 @@ def test_512_nodes_have_longer_and_are_told_of_within_a_minute() -> None:
             reduction.limit(2, {reduction.LIMIT: wrong})
 
 
-def test_nodes_that_reach_each_other_sum_up(capfd: pytest.CaptureFixture[str]) -> None:
+def test_nodes_that_reach_each_other_sum_up(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On their CPUs, also where there are GPUs, which such a run leaves alone."""
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda *given: "a GPU")
     assert together(3, look) == [[], [], []]
     (found,) = words.LINK.findall(capfd.readouterr().err)
     assert found[:3] == ("3", "1", "CPU")

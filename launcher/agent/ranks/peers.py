@@ -83,7 +83,7 @@ class PeerNodes:
         try:
             if (told := link.read()) is None:
                 return ()
-            failure, self.diverged = told["failed"], self.diverged or int(told["diverged"])
+            failure, self.diverged = told["failed"], self.diverged or int(told.get("diverged", 0))
             return (RemoteFailure(str(failure["why"]), int(failure["code"])),) if failure else None
         except (KeyError, TypeError, ValueError, ConnectionError):
             why = "it ended without a word"
