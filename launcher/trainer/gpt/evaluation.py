@@ -18,10 +18,9 @@ class Evaluation:
         self.count, self.passes = arguments.eval_iters, passes
         self.asked_for = bool(self.count) and held_out is not None
         self.loader = data.loader(arguments, held_out if self.count else None, 0)
-        self.fetch()
+        self._fetch()
 
-    def fetch(self) -> None:
-        """Begin with the first batch, whether or not all were taken."""
+    def _fetch(self) -> None:
         self.batches = iter(self.loader) if self.loader else None
 
     def warm_up(self) -> None:
@@ -29,7 +28,7 @@ class Evaluation:
         if self.asked_for:
             with self.passes.evaluating():
                 self.passes(self.batches, forward_only=True)
-            self.fetch()
+            self._fetch()
 
     def measure(self, is_asked_to_stop: Callable[[], bool]) -> Meter | None:
         """The losses' sum, None where it is asked to stop meanwhile."""
@@ -39,5 +38,5 @@ class Evaluation:
                 meter.add(self.passes(self.batches, forward_only=True), advanced=True)
                 if is_asked_to_stop():
                     return None
-        self.fetch()
+        self._fetch()
         return meter

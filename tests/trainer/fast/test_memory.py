@@ -84,7 +84,7 @@ class TwoBatches(evaluation.Evaluation):
     def __init__(self):
         self.count, self.passes, self.asked_for = 2, Passes(), True
         self.loader = [torch.tensor(1.0), torch.tensor(2.0)]
-        self.fetch()
+        self._fetch()
 
 one = object.__new__(trainer.FastTrainer)
 one.fast_step, one.evaluation = Step(graph="captured"), TwoBatches()
@@ -130,7 +130,25 @@ kept = again["mine"].data.data_ptr() == place.data_ptr()
 print(kept, place.tolist() == [5.0, 6.0], len(copies.kept))
 """
 
+STRATEGY = """
+from launcher.agent import compat
+from megatron.core.dist_checkpointing.strategies import async_utils, torch
+
+def without_nvrx(name="nvrx"):
+    if name == "nvrx":
+        raise ModuleNotFoundError
+    return name, vars(async_utils)
+
+torch.HAVE_NVRX, torch.get_async_strategy = False, without_nvrx
+print(compat.async_saving()[1]["async_strategy"])
+"""
+
 
 def test_an_asynchronous_saves_copies_are_kept() -> None:
     """Each of the first two saves allocated memory for 1.7 s; what others save was copied too."""
     assert printed(COPIES) == "True True True True 1".split()
+
+
+def test_megatron_saves_beside_training_where_nothing_else_does() -> None:
+    """From 0.17 on a run ended with a traceback where nvidia-resiliency-ext wasn't in the image."""
+    assert printed(STRATEGY) == ["mcore"]
