@@ -177,7 +177,7 @@ def async_saving() -> tuple[Any, dict[str, Any]]:
     how: dict[str, Any] = {"async_sharded_save": True, "sharded_strategy": strategy}
     if not hasattr(torch, "get_async_strategy"):
         return async_utils.AsyncCallsQueue(), how
-    name, modules = torch.get_async_strategy()
+    name, modules = torch.get_async_strategy("nvrx" if torch.HAVE_NVRX else "mcore")
     return modules["AsyncCallsQueue"](persistent=False), how | {"async_strategy": name}
 
 

@@ -82,6 +82,7 @@ def test_resumed_equals_uninterrupted(
     train: Train, divided: tuple[Run, Path], tmp_path: Path
 ) -> None:
     whole, folder = divided
+    assert whole.output.count("saved ") == 2  # the last one isn't saved again at the end
     copy = at_iteration_3(folder, tmp_path)
     resumed = train(2, *DIVIDED, "--load", copy)
     assert resumed.losses == {step: whole.losses[step] for step in (4, 5, 6)}

@@ -133,6 +133,7 @@ class FastTrainer(Trainer):
             if not self.fast_step.graph or torch.distributed.get_world_size() > 1:
                 raise
         self.fast_step.give_memory_back("no CUDA graph: evaluations need its memory")
+        self.evaluation.batches = iter(self.evaluation.loader)  # from the first one again
         return super()._evaluate()
 
     def _zero(self) -> None:
