@@ -36,7 +36,7 @@ STATED = KINDS[2]
 AFTERWARDS = KINDS[3:]
 """What may be what another failure has led to."""
 
-HEADS = {"cause": "cause", "clue": "this points to"}
+HEADS = {"cause": "cause", "clue": "this points to", "located": "unknown cause"}
 """How a row's name is introduced, by its certainty."""
 
 SUSPECTS = 10
@@ -66,7 +66,9 @@ class Failure:
     Megatron raises what is else unknown (refusals.py). cause: the end that shows it alone, where
     nothing was written (EndCause). sets: KEY=VALUE that `resume` has to set, so that it does not
     fail so again. of_node: whether it is a fault of the machine that writes it. warns: whether a
-    line that calls itself a warning may show it. row: its name before a log's words are in it.
+    line that calls itself a warning may show it. of_code: whether its causes hold for installed
+    packages alone; of a script or checkout it is `located`. row: its name before a log's words are
+    in it.
     """
 
     name: str
@@ -83,6 +85,8 @@ class Failure:
     sets: str = ""
     of_node: bool = False
     warns: bool = False
+    of_code: bool = False
+    located: bool = False
     row: str = ""
 
     @property
@@ -92,7 +96,12 @@ class Failure:
 
     @property
     def certainty(self) -> str:
-        """cause: what failed. clue: what points to it, with several causes or of another's end."""
+        """cause: what failed. clue: what points to it, with several causes or of another's end.
+
+        located: only where it failed is known.
+        """
+        if self.located:
+            return "located"
         return "clue" if self.either or self.follows else "cause"
 
     @property
@@ -100,8 +109,18 @@ class Failure:
         """What mends it; of several causes all, the likeliest first."""
         return self.cure or "; or ".join(self.either)
 
-    def filled(self, found: dict[str, str]) -> Failure:
-        """The row with what the lines name in its texts, at {words}."""
+    def filled(self, match: re.Match[str], before: list[Words]) -> Failure | None:
+        """The row with what a match and the traceback before it name in its texts, at {words}.
+
+        None where its causes depend on whose code it is, and no traceback says so.
+        """
+        frames = stated.traceback(before)
+        if self.of_code and not frames:
+            return None
+        if self.of_code and not stated.INSTALLED.search(frames[-1][1]):
+            texts = {"name": stated.location(frames), "cure": LINES["located"]}
+            return replace(self, **texts, either=(), located=True)
+        found = stated.values(match, frames)
         name, cure, *either = (
             stated.fill(one, found) for one in (self.name, self.cure, *self.either)
         )
@@ -185,7 +204,7 @@ class Explanation:
         raised = [first.said.raised_by] if first.said and first.said.raised_by else []
         kind = first.failure.certainty
         cause = [f"{HEADS[kind]}: {first.failure.name}", *said, *raised, *_cures(first.failure)]
-        return [*cause, *after, *(self._asking if kind == "clue" else [])]
+        return [*cause, *after, *(self._asking if kind != "cause" else [])]
 
     @property
     def _asking(self) -> list[str]:
@@ -262,9 +281,10 @@ def _find(lines: list[Words], signs: dict[str, FailureSign]) -> None:
         for match in chain.from_iterable(pattern(known).finditer(text, *span) for span in spans):
             first = bisect_right(starts, match.start()) - 1
             last = bisect_right(starts, max(0, match.end() - 1)) - 1
-            if _may_say(lines[last], known) and not _is_said_elsewhere(lines[last], known, signs):
+            if not _may_say(lines[last], known) or _is_said_elsewhere(lines[last], known, signs):
+                continue
+            if row := known.filled(match, lines[max(0, last - NEAR) : last]):
                 said = _located(lines, last)
-                row = known.filled(stated.values(match, lines[max(0, last - NEAR) : last]))
                 column = match.start() - starts[first]
                 number = lines[first].number
                 signs[known.name] = FailureSign(row, said, number, known.kind, column)
@@ -331,8 +351,10 @@ def _located(lines: list[Words], index: int) -> LogLine:
         return line.quoted
     where = refusals.find(line.text)
     if not where:
-        frame = stated.last_frame(lines[max(0, index - NEAR) : index], FRAME)
-        where = f"raised under {frame[2]} of {frame[1]}.py" if frame else ""
+        before = lines[max(0, index - NEAR) : index]
+        frames = [frame for line in before if (frame := FRAME.search(line.text))]
+        where = f"raised under {frames[-1][2]} of {frames[-1][1]}.py" if frames else ""
+        where = where or stated.location(stated.traceback(before))
     return replace(line.quoted, raised_by=where)
 
 
