@@ -33,15 +33,12 @@ or another node, has failed. summary: only that something has.
 """
 
 STATED = KINDS[2]
-AFTERWARDS = KINDS[3:]
-"""What may be what another failure has led to."""
-
+AFTERWARDS = KINDS[3:]  # what may be what another failure has led to
 HEADS = {"cause": "cause", "clue": "this points to", "located": "unknown cause"}
 """How a row's name is introduced, by its certainty."""
 
 SUSPECTS = 10
-NEAR = 40
-"""Lines before an error in which its traceback is looked for."""
+NEAR = 40  # lines before an error in which its traceback is looked for
 
 RAISED, CHAINED, UNCAUGHT, LOUD, ECHO, FAR = (
     re.compile(LINES[name]) for name in ("raised", "chained", "uncaught", "loud", "echo", "far")
@@ -49,8 +46,7 @@ RAISED, CHAINED, UNCAUGHT, LOUD, ECHO, FAR = (
 RAISED_OR_CHAINED = re.compile(f"{RAISED.pattern}|{CHAINED.pattern}", re.MULTILINE)
 NOTABLE = re.compile(f"{RAISED_OR_CHAINED.pattern}|{LOUD.pattern}", re.MULTILINE)
 FRAME = re.compile(r'File "\S*?(megatron/\S+)\.py", line \d+, in (\w+)')
-COMMAND = re.compile(r"`([^`]+)`")
-"""A command in a cure."""
+COMMAND = re.compile(r"`([^`]+)`")  # a command in a cure
 
 
 @dataclass(frozen=True)
@@ -66,9 +62,8 @@ class Failure:
     Megatron raises what is else unknown (refusals.py). cause: the end that shows it alone, where
     nothing was written (EndCause). sets: KEY=VALUE that `resume` has to set, so that it does not
     fail so again. of_node: whether it is a fault of the machine that writes it. warns: whether a
-    line that calls itself a warning may show it. of_code: whether its causes hold for installed
-    packages alone; of a script or checkout it is `located`. row: its name before a log's words are
-    in it.
+    line that calls itself a warning may show it. of_code: whether its causes hold for code of
+    installed packages alone. row: its name before a log's words are in it.
     """
 
     name: str
@@ -86,7 +81,6 @@ class Failure:
     of_node: bool = False
     warns: bool = False
     of_code: bool = False
-    located: bool = False
     row: str = ""
 
     @property
@@ -96,11 +90,8 @@ class Failure:
 
     @property
     def certainty(self) -> str:
-        """cause: what failed. clue: what points to it, with several causes or of another's end.
-
-        located: only where it failed is known.
-        """
-        if self.located:
+        """cause: what failed. clue: several causes, or another's end. located: only where."""
+        if not self.remedy:
             return "located"
         return "clue" if self.either or self.follows else "cause"
 
@@ -110,16 +101,15 @@ class Failure:
         return self.cure or "; or ".join(self.either)
 
     def filled(self, match: re.Match[str], before: list[Words]) -> Failure | None:
-        """The row with what a match and the traceback before it name in its texts, at {words}.
+        """The row with what a match and the lines before it name in its texts, at {words}.
 
-        None where its causes depend on whose code it is, and no traceback says so.
+        None where no traceback shows whose code it is, and its causes depend on that.
         """
         frames = stated.traceback(before)
         if self.of_code and not frames:
             return None
         if self.of_code and not stated.INSTALLED.search(frames[-1][1]):
-            texts = {"name": stated.location(frames), "cure": LINES["located"]}
-            return replace(self, **texts, either=(), located=True)
+            return replace(self, name=stated.location(frames), cure="", either=())
         found = stated.values(match, frames)
         name, cure, *either = (
             stated.fill(one, found) for one in (self.name, self.cure, *self.either)
@@ -189,22 +179,18 @@ class Explanation:
     @property
     def lines(self) -> list[str]:
         """The lines to print: the cause and its place, the cure, what may be ignored."""
-        rest = self.signs[1:] or self.aftermath
-        follows = [
-            f"  {sign.failure.name}" + (f" ({sign.said.where})" if sign.said else "")
-            for sign in rest
-        ]
+        rest = ((one.failure.name, one.said) for one in self.signs[1:] or self.aftermath)
+        follows = [f"  {name} ({said.where})" if said else f"  {name}" for name, said in rest]
         after = ["what follows from it, or came after it:", *follows] if follows else []
         if not self.signs:
             suspects = [line for said in self.suspects for line in _shown(said)]
             told = "; these lines look most like one:" if suspects else ", nor a line like one"
             return [f"no known cause{told}", *suspects, *after, *self._asking]
-        first = self.signs[0]
-        said = [f"log: {first.said.where}: {first.said.text}"] if first.said else []
-        raised = [first.said.raised_by] if first.said and first.said.raised_by else []
-        kind = first.failure.certainty
-        cause = [f"{HEADS[kind]}: {first.failure.name}", *said, *raised, *_cures(first.failure)]
-        return [*cause, *after, *(self._asking if kind != "cause" else [])]
+        known, said = self.signs[0].failure, self.signs[0].said
+        log = [f"log: {said.where}: {said.text}", said.raised_by] if said else []
+        quoted = [line for line in log if line not in ("", known.name)]
+        cause = [f"{HEADS[known.certainty]}: {known.name}", *quoted, *_cures(known)]
+        return [*cause, *after, *(self._asking if known.certainty != "cause" else [])]
 
     @property
     def _asking(self) -> list[str]:
@@ -215,18 +201,17 @@ class Explanation:
 
     def as_json(self) -> dict[str, Any]:
         """The same for programs: cause, its sign, commands that look or mend, what follows."""
-        first, rest = self.signs[:1], self.signs[1:] or self.aftermath
         return {
-            "causes": [_as_dict(sign) for sign in first],
-            "follows": [_as_dict(sign) for sign in rest],
-            "suspects": [] if first else [asdict(said) for said in self.suspects],
+            "causes": [_as_dict(sign) for sign in self.signs[:1]],
+            "follows": [_as_dict(sign) for sign in self.signs[1:] or self.aftermath],
+            "suspects": [] if self.signs else [asdict(said) for said in self.suspects],
             "about": self.about,
         }
 
 
 def _cures(known: Failure) -> list[str]:
     if not known.either:
-        return [f"cure: {known.cure}"]
+        return [f"cure: {known.cure}"] if known.cure else []
     return ["cure, the likeliest cause first:", *(f"  {one}" for one in known.either)]
 
 

@@ -14,7 +14,7 @@ CHECKOUT = re.compile(r"/(megatron|nemo|verl|swift|slime|torchtitan)/")
 PASSED = re.compile(
     r"/lib/python3[\d.]*/(?!(?:site|dist)-packages)|torch/nn/modules/module\.py$|^<"
 )
-"""Files whose lines only pass an error on: Python's own, and torch's attributes of a module."""
+"""Files that pass an error on: Python's own, and torch's for the attributes of a module."""
 
 HOLE = re.compile(r"\{(\w+)\}")
 PROGRAM = "the program"
@@ -45,7 +45,7 @@ def values(match: re.Match[str], frames: list[re.Match[str]]) -> dict[str, str]:
 
 
 def traceback(before: Iterable[Words]) -> list[re.Match[str]]:
-    """The frames of the last traceback, the outermost first, without those that pass an error on."""
+    """The frames of the last traceback, outermost first, without those that pass an error on."""
     frames = list[re.Match[str]]()
     for line in before:
         frames = [] if line.text.startswith("Traceback") else frames
@@ -55,12 +55,12 @@ def traceback(before: Iterable[Words]) -> list[re.Match[str]]:
 
 
 def location(frames: list[re.Match[str]]) -> str:
-    """Which line raised an error, whose code it is, and what called it; "" without a traceback."""
+    """Which line raised an error, whose code it is and what called it; "" without a traceback."""
     if not frames:
         return ""
-    code = f"code of {_owner(frames[-1]) or 'your script or checkout'}"
+    code = _owner(frames[-1]) or "your script or checkout"
     called = f", called by {_place(frames[-2])}" if len(frames) > 1 else ""
-    return f"raised by {_place(frames[-1])} ({code}){called}"
+    return f"raised by {_place(frames[-1])} (code of {code}){called}"
 
 
 def _owner(frame: re.Match[str]) -> str:

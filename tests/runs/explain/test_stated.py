@@ -156,6 +156,12 @@ def test_an_error_of_ones_own_code_is_located(error: str) -> None:
         )
 
 
+def test_a_script_whose_name_has_no_ending_is_located() -> None:
+    """Lines of a traceback were read only where a file ends in .py."""
+    text = OWN.replace("model.py", "tool") + "KeyError: 'gizmo'"
+    assert first(text).failure.name.startswith("raised by turn of home/x/tool, line 7 ")
+
+
 def test_an_error_of_an_installed_package_is_a_clue() -> None:
     """Only the last traceback counts: one that was caught before it is of other code."""
     site = "Traceback (most recent call last):\n" + SITE.format("verl/x.py")
