@@ -35,11 +35,8 @@ or another node, has failed. summary: only that something has.
 STATED = KINDS[2]
 AFTERWARDS = KINDS[3:]  # what may be what another failure has led to
 HEADS = {"cause": "cause", "clue": "this points to", "located": "unknown cause"}
-"""How a row's name is introduced, by its certainty."""
-
 SUSPECTS = 10
 NEAR = 40  # lines before an error in which its traceback is looked for
-
 RAISED, CHAINED, UNCAUGHT, LOUD, ECHO, FAR = (
     re.compile(LINES[name]) for name in ("raised", "chained", "uncaught", "loud", "echo", "far")
 )
@@ -194,10 +191,8 @@ class Explanation:
 
     @property
     def _asking(self) -> list[str]:
-        if not self.about:
-            return []
-        told = ", ".join(f"{name} {value}" for name, value in self.about.items())
-        return [f"for a question to others, the log says of the run: {told}"]
+        about = ", ".join(f"{name} {value}" for name, value in self.about.items())
+        return [f"for a question to others, the log says of the run: {about}"] * bool(about)
 
     def as_json(self) -> dict[str, Any]:
         """The same for programs: cause, its sign, commands that look or mend, what follows."""
@@ -246,12 +241,9 @@ def explain(log: Iterable[bytes], cause: EndCause = EndCause.ITSELF) -> Explanat
     _place(list(raised.values()), signs)
     suspects = [*raised.values(), *loud.values()][:SUSPECTS]
     ordered, unknown = _ordered(list(signs.values()), list(raised.values()))
-    return Explanation(
-        [] if unknown else ordered,
-        sorted(suspects, key=lambda said: said.line),
-        ordered if unknown else [],
-        reader.about,
-    )
+    named, aftermath = ([], ordered) if unknown else (ordered, [])
+    suspects.sort(key=lambda said: said.line)
+    return Explanation(named, suspects, aftermath, reader.about)
 
 
 def _find(lines: list[Words], signs: dict[str, FailureSign]) -> None:
@@ -259,8 +251,7 @@ def _find(lines: list[Words], signs: dict[str, FailureSign]) -> None:
     text, starts = _joined(lines)
     parts = anchors.find(text, starts)
     for known in sorted(table(), key=lambda known: known.kind == STATED):
-        sign = signs.get(known.name)
-        if known.name not in parts or (sign is not None and sign.said is not None):
+        if known.name not in parts or ((sign := signs.get(known.name)) and sign.said):
             continue
         spans = ((starts[one], starts[end + 1] - 1) for one, end in parts[known.name])
         for match in chain.from_iterable(pattern(known).finditer(text, *span) for span in spans):
@@ -270,8 +261,7 @@ def _find(lines: list[Words], signs: dict[str, FailureSign]) -> None:
                 continue
             if row := known.filled(match, lines[max(0, last - NEAR) : last]):
                 said = _located(lines, last)
-                column = match.start() - starts[first]
-                number = lines[first].number
+                number, column = lines[first].number, match.start() - starts[first]
                 signs[known.name] = FailureSign(row, said, number, known.kind, column)
                 break
 
@@ -291,10 +281,8 @@ def _may_say(line: Words, known: Failure) -> bool:
 
 def _is_said_elsewhere(line: Words, known: Failure, signs: dict[str, FailureSign]) -> bool:
     """Whether a row of stated errors isn't wanted: another row has the line, or may have."""
-    if known.kind != STATED:
-        return False
     taken = (sign.first <= line.number <= sign.said.line for sign in signs.values() if sign.said)
-    return any(taken) or _is_known(line.text)
+    return known.kind == STATED and (any(taken) or _is_known(line.text))
 
 
 def _place(raised: list[LogLine], signs: dict[str, FailureSign]) -> None:

@@ -21,7 +21,7 @@ RANK, NODE, TIME, WARNING, IGNORED = (
     re.compile(LINES[name]) for name in ("rank", "node", "time", "warning", "ignored")
 )
 OLD_WARNING = re.compile(r"(\b\w+\.(?:cc|cu|h):\d+) WARN ")
-ESCAPED = re.compile(r'\\+"')  # A quote in a message that an engine passed on as a string
+ESCAPED = re.compile(r'\\+"')  # a quote in a message that an engine passed on as a string
 LAST_ERROR = "Last error:"
 WARNS = "NCCL WARN "
 """NCCL's warning; torch repeats the last one, whatever NCCL_DEBUG is, in a line of its own."""
