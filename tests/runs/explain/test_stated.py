@@ -163,9 +163,15 @@ def test_a_script_whose_name_has_no_ending_is_located() -> None:
 
 
 def test_an_error_of_an_installed_package_is_a_clue() -> None:
-    """Only the last traceback counts: one that was caught before it is of other code."""
-    site = "Traceback (most recent call last):\n" + SITE.format("verl/x.py")
-    assert first(OWN + "FrobnicateError\n" + site + "KeyError: 'gizmo'").failure.either
+    """A key that a package misses may be one of data, of a configuration or of a release."""
+    assert first(OWN + SITE.format("verl/x.py") + "KeyError: 'gizmo'").failure.either
+
+
+def test_only_the_last_traceback_says_what_called() -> None:
+    """The frames of an exception that was caught before were callers of the one that ended it."""
+    caught = "Traceback (most recent call last):\n" + SITE.format("verl/x.py") + "EOFError\n"
+    own = OWN.replace('  File "/home/x/train.py", line 9, in <module>\n    main()\n', "")
+    assert "called by" not in first(caught + own + "KeyError: 'gizmo'").failure.name
 
 
 def test_without_a_traceback_nobody_knows_whose_code_it_is() -> None:
