@@ -28,7 +28,7 @@ launcher explain slurm-4711.out
 Of several causes in a log, the first one is reported. A line marked with * counts only where no
 other cause is in the log, since ranks also write it when another rank has failed. A line with ? has
 several causes: it is printed as a clue, with all of them. The table has what to do first for the
-likeliest one. An error of Python that says what is wrong itself has no row here.
+likeliest one. An error of Python has no row: its words, or its place, are printed.
 """
 SAYS_ITSELF = "What an error says itself"
 FEWEST, LONG = 4, 10  # words

@@ -227,6 +227,9 @@ def test_a_log_of_any_training_is_explained_from_a_file_or_standard_input(
     assert cli.main(["explain", "--json", "-"]) == 1
     told = json.loads(capsys.readouterr().out)
     assert (told["causes"], told["suspects"][0]["text"]) == ([], "ValueError: no gizmo")
+    log.write_text("  File \"/x/train.py\", line 7, in main\nKeyError: 'gizmo'\n")
+    assert cli.main(["explain", str(log)]) == 1  # where it failed is no cause
+    assert capsys.readouterr().out.startswith("unknown cause: raised by main of ")
 
 
 DRIVER = """\

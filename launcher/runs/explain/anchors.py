@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any
 
 ANCHORS = Path(__file__).with_name("anchors.json")
-MOST_LINES = 64
-"""Lines around an anchor's that a row may reach."""
+MOST_LINES = 64  # lines around an anchor's that a row may reach
 
 
 def find(text: str, starts: list[int]) -> dict[str, list[tuple[int, int]]]:

@@ -33,24 +33,17 @@ or another node, has failed. summary: only that something has.
 """
 
 STATED = KINDS[2]
-AFTERWARDS = KINDS[3:]
-"""What may be what another failure has led to."""
-
-HEADS = {"cause": "cause", "clue": "this points to"}
-"""How a row's name is introduced, by its certainty."""
-
+AFTERWARDS = KINDS[3:]  # what may be what another failure has led to
+HEADS = {"cause": "cause", "clue": "this points to", "located": "unknown cause"}
 SUSPECTS = 10
-NEAR = 40
-"""Lines before an error in which its traceback is looked for."""
-
+NEAR = 40  # lines before an error in which its traceback is looked for
 RAISED, CHAINED, UNCAUGHT, LOUD, ECHO, FAR = (
     re.compile(LINES[name]) for name in ("raised", "chained", "uncaught", "loud", "echo", "far")
 )
 RAISED_OR_CHAINED = re.compile(f"{RAISED.pattern}|{CHAINED.pattern}", re.MULTILINE)
 NOTABLE = re.compile(f"{RAISED_OR_CHAINED.pattern}|{LOUD.pattern}", re.MULTILINE)
 FRAME = re.compile(r'File "\S*?(megatron/\S+)\.py", line \d+, in (\w+)')
-COMMAND = re.compile(r"`([^`]+)`")
-"""A command in a cure."""
+COMMAND = re.compile(r"`([^`]+)`")  # a command in a cure
 
 
 @dataclass(frozen=True)
@@ -66,7 +59,8 @@ class Failure:
     Megatron raises what is else unknown (refusals.py). cause: the end that shows it alone, where
     nothing was written (EndCause). sets: KEY=VALUE that `resume` has to set, so that it does not
     fail so again. of_node: whether it is a fault of the machine that writes it. warns: whether a
-    line that calls itself a warning may show it. row: its name before a log's words are in it.
+    line that calls itself a warning may show it. of_code: whether its causes hold for code of
+    installed packages alone. row: its name before a log's words are in it.
     """
 
     name: str
@@ -83,6 +77,7 @@ class Failure:
     sets: str = ""
     of_node: bool = False
     warns: bool = False
+    of_code: bool = False
     row: str = ""
 
     @property
@@ -92,7 +87,9 @@ class Failure:
 
     @property
     def certainty(self) -> str:
-        """cause: what failed. clue: what points to it, with several causes or of another's end."""
+        """cause: what failed. clue: several causes, or another's end. located: only where."""
+        if not self.remedy:
+            return "located"
         return "clue" if self.either or self.follows else "cause"
 
     @property
@@ -100,8 +97,17 @@ class Failure:
         """What mends it; of several causes all, the likeliest first."""
         return self.cure or "; or ".join(self.either)
 
-    def filled(self, found: dict[str, str]) -> Failure:
-        """The row with what the lines name in its texts, at {words}."""
+    def filled(self, match: re.Match[str], before: list[Words]) -> Failure | None:
+        """The row with what a match and the lines before it name in its texts, at {words}.
+
+        None where no traceback shows whose code it is, and its causes depend on that.
+        """
+        frames = stated.traceback(before)
+        if self.of_code and not frames:
+            return None
+        if self.of_code and not stated.INSTALLED.search(frames[-1][1]):
+            return replace(self, name=stated.location(frames), cure="", either=())
+        found = stated.values(match, frames)
         name, cure, *either = (
             stated.fill(one, found) for one in (self.name, self.cure, *self.either)
         )
@@ -170,44 +176,37 @@ class Explanation:
     @property
     def lines(self) -> list[str]:
         """The lines to print: the cause and its place, the cure, what may be ignored."""
-        rest = self.signs[1:] or self.aftermath
-        follows = [
-            f"  {sign.failure.name}" + (f" ({sign.said.where})" if sign.said else "")
-            for sign in rest
-        ]
+        rest = ((one.failure.name, one.said) for one in self.signs[1:] or self.aftermath)
+        follows = [f"  {name} ({said.where})" if said else f"  {name}" for name, said in rest]
         after = ["what follows from it, or came after it:", *follows] if follows else []
         if not self.signs:
             suspects = [line for said in self.suspects for line in _shown(said)]
             told = "; these lines look most like one:" if suspects else ", nor a line like one"
             return [f"no known cause{told}", *suspects, *after, *self._asking]
-        first = self.signs[0]
-        said = [f"log: {first.said.where}: {first.said.text}"] if first.said else []
-        raised = [first.said.raised_by] if first.said and first.said.raised_by else []
-        kind = first.failure.certainty
-        cause = [f"{HEADS[kind]}: {first.failure.name}", *said, *raised, *_cures(first.failure)]
-        return [*cause, *after, *(self._asking if kind == "clue" else [])]
+        known, said = self.signs[0].failure, self.signs[0].said
+        log = [f"log: {said.where}: {said.text}", said.raised_by] if said else []
+        quoted = [line for line in log if line not in ("", known.name)]
+        cause = [f"{HEADS[known.certainty]}: {known.name}", *quoted, *_cures(known)]
+        return [*cause, *after, *(self._asking if known.certainty != "cause" else [])]
 
     @property
     def _asking(self) -> list[str]:
-        if not self.about:
-            return []
-        told = ", ".join(f"{name} {value}" for name, value in self.about.items())
-        return [f"for a question to others, the log says of the run: {told}"]
+        about = ", ".join(f"{name} {value}" for name, value in self.about.items())
+        return [f"for a question to others, the log says of the run: {about}"] * bool(about)
 
     def as_json(self) -> dict[str, Any]:
         """The same for programs: cause, its sign, commands that look or mend, what follows."""
-        first, rest = self.signs[:1], self.signs[1:] or self.aftermath
         return {
-            "causes": [_as_dict(sign) for sign in first],
-            "follows": [_as_dict(sign) for sign in rest],
-            "suspects": [] if first else [asdict(said) for said in self.suspects],
+            "causes": [_as_dict(sign) for sign in self.signs[:1]],
+            "follows": [_as_dict(sign) for sign in self.signs[1:] or self.aftermath],
+            "suspects": [] if self.signs else [asdict(said) for said in self.suspects],
             "about": self.about,
         }
 
 
 def _cures(known: Failure) -> list[str]:
     if not known.either:
-        return [f"cure: {known.cure}"]
+        return [f"cure: {known.cure}"] if known.cure else []
     return ["cure, the likeliest cause first:", *(f"  {one}" for one in known.either)]
 
 
@@ -242,12 +241,9 @@ def explain(log: Iterable[bytes], cause: EndCause = EndCause.ITSELF) -> Explanat
     _place(list(raised.values()), signs)
     suspects = [*raised.values(), *loud.values()][:SUSPECTS]
     ordered, unknown = _ordered(list(signs.values()), list(raised.values()))
-    return Explanation(
-        [] if unknown else ordered,
-        sorted(suspects, key=lambda said: said.line),
-        ordered if unknown else [],
-        reader.about,
-    )
+    named, aftermath = ([], ordered) if unknown else (ordered, [])
+    suspects.sort(key=lambda said: said.line)
+    return Explanation(named, suspects, aftermath, reader.about)
 
 
 def _find(lines: list[Words], signs: dict[str, FailureSign]) -> None:
@@ -255,18 +251,17 @@ def _find(lines: list[Words], signs: dict[str, FailureSign]) -> None:
     text, starts = _joined(lines)
     parts = anchors.find(text, starts)
     for known in sorted(table(), key=lambda known: known.kind == STATED):
-        sign = signs.get(known.name)
-        if known.name not in parts or (sign is not None and sign.said is not None):
+        if known.name not in parts or ((sign := signs.get(known.name)) and sign.said):
             continue
         spans = ((starts[one], starts[end + 1] - 1) for one, end in parts[known.name])
         for match in chain.from_iterable(pattern(known).finditer(text, *span) for span in spans):
             first = bisect_right(starts, match.start()) - 1
             last = bisect_right(starts, max(0, match.end() - 1)) - 1
-            if _may_say(lines[last], known) and not _is_said_elsewhere(lines[last], known, signs):
+            if not _may_say(lines[last], known) or _is_said_elsewhere(lines[last], known, signs):
+                continue
+            if row := known.filled(match, lines[max(0, last - NEAR) : last]):
                 said = _located(lines, last)
-                row = known.filled(stated.values(match, lines[max(0, last - NEAR) : last]))
-                column = match.start() - starts[first]
-                number = lines[first].number
+                number, column = lines[first].number, match.start() - starts[first]
                 signs[known.name] = FailureSign(row, said, number, known.kind, column)
                 break
 
@@ -286,10 +281,8 @@ def _may_say(line: Words, known: Failure) -> bool:
 
 def _is_said_elsewhere(line: Words, known: Failure, signs: dict[str, FailureSign]) -> bool:
     """Whether a row of stated errors isn't wanted: another row has the line, or may have."""
-    if known.kind != STATED:
-        return False
     taken = (sign.first <= line.number <= sign.said.line for sign in signs.values() if sign.said)
-    return any(taken) or _is_known(line.text)
+    return known.kind == STATED and (any(taken) or _is_known(line.text))
 
 
 def _place(raised: list[LogLine], signs: dict[str, FailureSign]) -> None:
@@ -331,8 +324,10 @@ def _located(lines: list[Words], index: int) -> LogLine:
         return line.quoted
     where = refusals.find(line.text)
     if not where:
-        frame = stated.last_frame(lines[max(0, index - NEAR) : index], FRAME)
-        where = f"raised under {frame[2]} of {frame[1]}.py" if frame else ""
+        before = lines[max(0, index - NEAR) : index]
+        frames = [frame for line in before if (frame := FRAME.search(line.text))]
+        where = f"raised under {frames[-1][2]} of {frames[-1][1]}.py" if frames else ""
+        where = where or stated.location(stated.traceback(before))
     return replace(line.quoted, raised_by=where)
 
 

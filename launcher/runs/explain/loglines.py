@@ -13,8 +13,7 @@ import yaml
 from launcher.base.yamlfile import Loader
 
 LONGEST_QUOTE = 160
-MOST_PREFIXES = 8
-"""Before a line's words; what has more is prose."""
+MOST_PREFIXES = 8  # before a line's words; what has more is prose
 
 LINES: dict[str, Any] = yaml.load(Path(__file__).with_name("lines.yaml").read_bytes(), Loader)  # noqa: S506
 PREFIX = re.compile(LINES["prefix"], re.VERBOSE)
@@ -22,9 +21,7 @@ RANK, NODE, TIME, WARNING, IGNORED = (
     re.compile(LINES[name]) for name in ("rank", "node", "time", "warning", "ignored")
 )
 OLD_WARNING = re.compile(r"(\b\w+\.(?:cc|cu|h):\d+) WARN ")
-ESCAPED = re.compile(r'\\+"')
-"""A quote in a message that an engine passed on as a string."""
-
+ESCAPED = re.compile(r'\\+"')  # a quote in a message that an engine passed on as a string
 LAST_ERROR = "Last error:"
 WARNS = "NCCL WARN "
 """NCCL's warning; torch repeats the last one, whatever NCCL_DEBUG is, in a line of its own."""

@@ -11,32 +11,16 @@ from collections.abc import Iterable, Iterator
 
 from launcher.runs.explain.loglines import LINES, Words, parse
 
-LONGEST_LINE = 1 << 11
-"""Bytes of a line that are read, half at its end: some expressions take the square of it."""
-
-PIECE = 1 << 21
-"""Bytes of a log that are looked at together."""
-
-CONTEXT = 64
-"""Lines kept from the piece before, for messages of several lines."""
-
-MOST_SEEN = 1 << 16
-"""Kinds of lines that are remembered; beyond that they are looked at again."""
-
-DIGITS = b"0123456789abcdef"
-"""What lines may differ in and be the same: a rank, a time, an address."""
-
+LONGEST_LINE = 1 << 11  # bytes of a line; some expressions take the square of it
+PIECE = 1 << 21  # bytes of a log that are looked at together
+CONTEXT = 64  # lines kept from the piece before, for messages of several lines
+MOST_SEEN = 1 << 16  # kinds of lines that are remembered; beyond that they are looked at again
+DIGITS = b"0123456789abcdef"  # what lines may differ in and be the same: a rank, a time, an address
 TROUBLE = re.compile("|".join(LINES["trouble"]).encode(), re.IGNORECASE)
-"""What a line has, or its neighbour, that is looked at for known failures."""
-
-HEAD = 1 << 20
-"""Bytes in which a run says what it is."""
-
+HEAD = 1 << 20  # bytes in which a run says what it is
 PATTERNS = {name: re.compile(says.encode()) for name, says in LINES["about"].items()}
-"""What a log says of its run: the first place of each, by its name."""
 ITERATION = re.compile(rb"\biteration[ :]+(\d+)(?:/ *\d+)?")
-FAR = 1 << 16
-"""Bytes at a piece's end in which its last iteration is looked for."""
+FAR = 1 << 16  # bytes at a piece's end in which its last iteration is looked for
 
 
 class LogReader:

@@ -18,8 +18,7 @@ WORD = re.compile(r"[A-Za-z_]+")
 LONGEST_RUN = 8
 """Words between two values of a message that are compared: a log may break a line after more."""
 
-FEWEST_WORDS = 5
-"""Of a message; fewer stand in other programs' messages too."""
+FEWEST_WORDS = 5  # of a message; fewer stand in other programs' messages too
 
 
 def runs(text: str, hole: str) -> list[list[str]]:

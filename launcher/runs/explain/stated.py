@@ -9,7 +9,13 @@ from collections.abc import Iterable
 from launcher.runs.explain.loglines import LINES, Words
 
 FRAME = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
-PACKAGE = re.compile(r"(?:site|dist)-packages/(\w+)|/(megatron|nemo|verl|swift|slime|torchtitan)/")
+INSTALLED = re.compile(r"(?:site|dist)-packages/(\w+)")
+CHECKOUT = re.compile(r"/(megatron|nemo|verl|swift|slime|torchtitan)/")
+PASSED = re.compile(
+    r"/lib/python3[\d.]*/(?!(?:site|dist)-packages)|torch/nn/modules/module\.py$|^<"
+)
+"""Files that pass an error on: Python's own, and torch's for the attributes of a module."""
+
 HOLE = re.compile(r"\{(\w+)\}")
 PROGRAM = "the program"
 
@@ -19,28 +25,48 @@ def fill(text: str, found: dict[str, str]) -> str:
     return HOLE.sub(lambda hole: found.get(hole[1], hole[0]), text)
 
 
-def values(match: re.Match[str], before: Iterable[Words]) -> dict[str, str]:
+def values(match: re.Match[str], frames: list[re.Match[str]]) -> dict[str, str]:
     """What a match's groups name; {} where its expression has none.
 
     package: what pip calls its module. caller and place: the package and the function whose line
-    raised it, by the traceback before it.
+    raised it, by the frames of its traceback.
     """
     if not match.re.groupindex:
         return {}
     found = {name.rstrip("_"): value for name, value in match.groupdict().items() if value}
     module = found.get("module", "").partition(".")[0]
-    frame = last_frame(before)
-    owner = PACKAGE.search(frame[1]) if frame else None
-    place = f"{frame[3]} of {'/'.join(frame[1].split('/')[-3:])}, line {frame[2]}" if frame else ""
     is_python = module in sys.stdlib_module_names
     return {
         "package": "Python" if is_python else LINES["packages"].get(module, module),
-        "caller": owner[1] or owner[2] if owner else PROGRAM,
-        "place": place or PROGRAM,
+        "caller": (frames and _owner(frames[-1])) or PROGRAM,
+        "place": _place(frames[-1]) if frames else PROGRAM,
         **found,
     }
 
 
-def last_frame(before: Iterable[Words], frame: re.Pattern[str] = FRAME) -> re.Match[str] | None:
-    """The last line of a traceback that names a file and a function; None where none does."""
-    return next(filter(None, (frame.search(line.text) for line in reversed([*before]))), None)
+def traceback(before: Iterable[Words]) -> list[re.Match[str]]:
+    """The frames of the last traceback, outermost first, without those that pass an error on."""
+    frames = list[re.Match[str]]()
+    for line in before:
+        frames = [] if line.text.startswith("Traceback") else frames
+        if (frame := FRAME.search(line.text)) and not PASSED.search(frame[1]):
+            frames.append(frame)
+    return frames
+
+
+def location(frames: list[re.Match[str]]) -> str:
+    """Which line raised an error, whose code it is and what called it; "" without a traceback."""
+    if not frames:
+        return ""
+    code = _owner(frames[-1]) or "your script or checkout"
+    called = f", called by {_place(frames[-2])}" if len(frames) > 1 else ""
+    return f"raised by {_place(frames[-1])} (code of {code}){called}"
+
+
+def _owner(frame: re.Match[str]) -> str:
+    owner = INSTALLED.search(frame[1]) or CHECKOUT.search(frame[1])
+    return owner[1] if owner else ""
+
+
+def _place(frame: re.Match[str]) -> str:
+    return f"{frame[3]} of {'/'.join(frame[1].split('/')[-3:])}, line {frame[2]}"

@@ -109,7 +109,8 @@ def test_of_two_rows_in_a_line_the_later_one_is_the_reason() -> None:
 
 
 def test_programs_are_told_whether_it_is_a_cause_or_a_clue() -> None:
-    clue = failures.explain([b"KeyError: 'gizmo'"]).as_json()["causes"][0]
+    text = SITE.format("verl/x.py") + "KeyError: 'gizmo'"
+    clue = failures.explain([text.encode()]).as_json()["causes"][0]
     assert (clue["certainty"], len(clue["either"])) == ("clue", 3)
     assert clue["row"] == "the key {key} isn't in what {place} reads"
     cause = failures.explain([b"RuntimeError: uncorrectable ECC error"]).as_json()["causes"][0]
@@ -117,7 +118,69 @@ def test_programs_are_told_whether_it_is_a_cause_or_a_clue() -> None:
 
 
 def test_a_clue_names_its_causes_the_likeliest_first() -> None:
-    lines = failures.explain([b"ZeroDivisionError: division by zero"]).lines
+    text = SITE.format("verl/x.py") + "ZeroDivisionError: division by zero"
+    lines = failures.explain([text.encode()]).lines
     assert lines[0].startswith("this points to: ")
-    assert lines[2] == "cure, the likeliest cause first:"
-    assert "no samples" in lines[3]
+    assert lines[3] == "cure, the likeliest cause first:"
+    assert "no samples" in lines[4]
+
+
+OWN = """Traceback (most recent call last):
+  File "/home/x/train.py", line 9, in <module>
+    main()
+  File "/home/x/model.py", line 7, in turn
+    gizmo.by
+"""
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        "KeyError: 'gizmo'",
+        "AttributeError: 'Gizmo' object has no attribute 'by'",
+        "TypeError: 'NoneType' object is not iterable",
+        "IndexError: list index out of range",
+        "ZeroDivisionError: division by zero",
+        "NameError: name 'gizmo' is not defined",
+    ],
+)
+def test_an_error_of_ones_own_code_is_located(error: str) -> None:
+    """A fault of a script was told as packages whose releases don't fit."""
+    inner = '  File "/x/site-packages/torch/nn/modules/module.py", line 3, in __getattr__\n'
+    for text in (OWN + error, OWN + inner + error):
+        found = first(text).failure
+        assert (found.certainty, found.either) == ("located", ())
+        assert found.name == (
+            "raised by turn of home/x/model.py, line 7 (code of your script or checkout), "
+            "called by <module> of home/x/train.py, line 9"
+        )
+
+
+def test_a_script_whose_name_has_no_ending_is_located() -> None:
+    """Lines of a traceback were read only where a file ends in .py."""
+    text = OWN.replace("model.py", "tool") + "KeyError: 'gizmo'"
+    assert first(text).failure.name.startswith("raised by turn of home/x/tool, line 7 ")
+
+
+def test_an_error_of_an_installed_package_is_a_clue() -> None:
+    """A key that a package misses may be one of data, of a configuration or of a release."""
+    assert first(OWN + SITE.format("verl/x.py") + "KeyError: 'gizmo'").failure.either
+
+
+def test_only_the_last_traceback_says_what_called() -> None:
+    """The frames of an exception that was caught before were callers of the one that ended it."""
+    caught = "Traceback (most recent call last):\n" + SITE.format("verl/x.py") + "EOFError\n"
+    own = OWN.replace('  File "/home/x/train.py", line 9, in <module>\n    main()\n', "")
+    assert "called by" not in first(caught + own + "KeyError: 'gizmo'").failure.name
+
+
+def test_without_a_traceback_nobody_knows_whose_code_it_is() -> None:
+    """`KeyError: 'x'` alone was a clue in the data, the configuration or a release."""
+    found = failures.explain([b"KeyError: 'gizmo'"])
+    assert (found.signs, [one.text for one in found.suspects]) == ([], ["KeyError: 'gizmo'"])
+
+
+def test_an_unknown_error_is_located() -> None:
+    """Only Megatron's own lines were; a thread that asks needs the line that raised it."""
+    said = failures.explain([(OWN + "FrobnicateError: upside down").encode()]).suspects[0]
+    assert said.raised_by.startswith("raised by turn of home/x/model.py, line 7 (code of your")
