@@ -16,9 +16,10 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "launcher"
 PAGE = (ROOT / "docs/architecture.md").read_text(encoding="utf-8").partition("\n## Files\n")[0]
+LISTED = PAGE.partition("\n## Packages\n")[2]
 ROOMS = [
     room.strip("/").replace("/", ".")
-    for room in re.findall(r"^\| `([a-z/]+)` \|", PAGE.partition("\n## Rooms\n")[2], re.MULTILINE)
+    for room in re.findall(r"^\| `([a-z/]+)` \|", LISTED, re.MULTILINE)
 ]
 ARGUMENTS = "trainer.gpt.arguments"
 """What of the trainer the rooms below it may import."""

@@ -18,8 +18,8 @@ HEAD = """\
 # Known failures
 
 For people with a failed run: what failed, by family, and what mends it. The end of a failed run
-names a cause of this page. `launcher explain` finds one in any training's log: of a run, from a
-file or from standard input.
+names a cause of this page. `launcher explain` finds the cause in any training log: of a run, a
+file or standard input.
 
 ```sh
 launcher explain slurm-4711.out
@@ -27,8 +27,8 @@ launcher explain slurm-4711.out
 
 Of several causes in a log, the first one is reported. A line marked with * counts only where no
 other cause is in the log, since ranks also write it when another rank has failed. A line with ? has
-several causes: it is printed as a clue, with all of them. The table has what to do first for the
-likeliest one. An error of Python has no row: its words, or its place, are printed.
+several causes: it is printed as a clue, with the cure of each. The table has what to do first for
+the likeliest one. A plain Python error has no row: its message or line is printed.
 """
 SAYS_ITSELF = "What an error says itself"
 FEWEST, LONG = 4, 10  # words

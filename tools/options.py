@@ -68,7 +68,8 @@ def key_table(*names: str) -> str:
             shown = f"`{name.lower()}.{key}`" if len(names) > 1 else f"`{key}`"
             text = texts.get(key) or _section(field)
             if text:
-                rows.append((shown, _default(field), text))
+                default = "" if "Not given: " in text else _default(field)
+                rows.append((shown, default, text))
             else:
                 plain.append(shown)
     if plain:

@@ -91,7 +91,7 @@ def test_the_first_signal_is_a_request(counting: Site, signum: int) -> None:
     assert started.ends() == 7
     assert counted(started.out) > 3
     assert started.told() == [
-        "asked the run to stop; it has 60 s. Once more ends it at once.",
+        "asked the run to stop; it has 60 s. Ctrl-C again ends it at once.",
         f"run {run} stopped, exit code 7",
     ]
 
@@ -296,7 +296,7 @@ def test_a_stopped_training_run_saves_and_goes_on_and_a_truncated_checkpoint_is_
     last = iterations(first.out)[-1]
     assert 25 <= last < 30
     assert first.told() == [
-        f"asked the run to stop and save to {save}; it has 2 min. Once more ends it at once.",
+        f"asked the run to stop and save to {save}; it has 2 min. Ctrl-C again ends it at once.",
         f"run {run} stopped, exit code 0",
         f"newest complete checkpoint: {folders.folder(save, last)} (iteration {last})",
         f"to go on: launcher resume {run}",

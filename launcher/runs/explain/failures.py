@@ -192,7 +192,7 @@ class Explanation:
     @property
     def _asking(self) -> list[str]:
         about = ", ".join(f"{name} {value}" for name, value in self.about.items())
-        return [f"for a question to others, the log says of the run: {about}"] * bool(about)
+        return [f"to include when you ask for help: {about}"] * bool(about)
 
     def as_json(self) -> dict[str, Any]:
         """The same for programs: cause, its sign, commands that look or mend, what follows."""

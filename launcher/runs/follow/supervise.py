@@ -341,7 +341,7 @@ class Stopper:
         if self.asked > 1:
             _in_thread(job.kill)
             return
-        _in_thread(lambda: ask(job, "the run", grace_of(job), " Once more ends it at once."))
+        _in_thread(lambda: ask(job, "the run", grace_of(job), " Ctrl-C again ends it at once."))
 
 
 def grace_of(job: Job) -> int:

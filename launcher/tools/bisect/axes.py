@@ -111,8 +111,9 @@ class Differences:
             mine = [(axis, at) for axis, at in pairs if axis.kind == kind]
             last = [f"{axis.name} {axis.told(at)}".strip() for axis, at in mine if at][-1]
             done, steps = sum(at for _, at in mine), sum(axis.steps for axis, _ in mine)
-            parts.append(f"{kind} {last}" if done == 1 else f"{done} of {steps} {kind}s, to {last}")
-        return "GOOD with BAD's " + ", ".join(parts)
+            one = f"BAD's {kind} {last}"
+            parts.append(one if done == 1 else f"{done} of BAD's {steps} {kind}s, to {last}")
+        return "GOOD with " + ", ".join(parts)
 
 
 def _changed(found: Candidate, axis: Axis, value: Any) -> Candidate:

@@ -121,7 +121,7 @@ def lines(found: Receipt) -> Iterator[str]:
 
 
 def _row(name: str, taken: str, foreseen: str, ratio: float | None) -> str:
-    off = f" ({ratio:.2f} of it)" if ratio else ""
+    off = f", {ratio:.2f} of the measured" if ratio else ""
     return f"  {name:<8}{taken}; forecast: {foreseen}{off}"
 
 

@@ -114,7 +114,7 @@ def _set_nodes(
         return
     if several or asked:
         sheet.keys["nodes"] = str(count)
-        what = "start it with --backend slurm or kubernetes, or on each with --node-rank N"
+        what = "start it with --backend slurm or kubernetes, or on each node with --node-rank N"
         sheet.tell((nodes or asked or Word("", 0)).line, f"nodes: {what}")
         return
     address = given.get("master_addr")

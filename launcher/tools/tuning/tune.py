@@ -33,7 +33,7 @@ HEADS = f"{'ms a step':>10}  {'GB':>6}  setting"
 
 
 HELPS = {
-    "the host": "which starts kernels one by one; program: gpt starts a step at once",
+    "the host": "which starts kernels one by one; on GPUs, program: gpt starts a step at once",
     "communication": "which grows with the processes that a model is split over",
     "arithmetic": "which is the model's own",
     measure.TRAFFIC: "by all that isn't products: norms, dropout, the optimizer, copies",
@@ -292,6 +292,6 @@ def _told(
         yield "no time was left to trace a step, or its trace says nothing: --minutes gives more"
     if shares:
         told = ", ".join(f"{part} {share:.0%}" for part, share in shares.items())
-        yield f"a step goes to {told}".replace("%", " %")
+        yield f"time of a step: {told}".replace("%", " %")
         part = next(iter(shares))
         yield f"what holds it back most: {part}, {HELPS[part]}"

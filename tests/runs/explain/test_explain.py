@@ -174,7 +174,7 @@ def test_what_to_say_with_a_question_is_told() -> None:
     assert told["about"]["NCCL"].startswith("2.27.3")
     assert told["about"]["last iteration"] == "33"
     assert told["suspects"][0]["line"] == 4
-    assert found.lines[-1].startswith("for a question to others, the log says of the run: ")
+    assert found.lines[-1].startswith("to include when you ask for help: ")
 
 
 def test_an_exception_that_python_ignores_ends_nothing() -> None:
