@@ -83,7 +83,8 @@ def _emulated(site: Settings) -> Iterator[None]:
     if os.geteuid() != 0 or not shutil.which("apt-get"):
         pytest.skip("no emulator of arm64 is registered here, and root and apt alone can do it")
     mount = ["mount", "-t", "binfmt_misc", "binfmt_misc", str(FORMATS)]
-    if not (FORMATS / "register").exists() and subprocess.run(mount, check=False).returncode:
+    mounted = not (FORMATS / "register").exists()
+    if mounted and subprocess.run(mount, check=False).returncode:
         pytest.skip("this kernel, or this container, has no binfmt_misc")
     program = unpack(site.cache / "qemu", ["qemu-user-static"]) / "usr/bin/qemu-aarch64-static"
     name = f"{NAMES}-aarch64"
@@ -91,6 +92,8 @@ def _emulated(site: Settings) -> Iterator[None]:
     (FORMATS / "register").write_text(said)
     yield
     (FORMATS / name).write_text("-1")  # removes it
+    if mounted:
+        subprocess.run(["umount", str(FORMATS)], check=True)
 
 
 @pytest.fixture
