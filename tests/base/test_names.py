@@ -111,7 +111,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setenv("DOCKER_HOST", "unix:///nowhere.sock")
     created, name = "2026-01-31T00:00:00+00:00", f"{EVIL}\nlauncher: forged"
     record.write(Record("aa000000", name, created, "docker", "/", "a.yaml", {}, (), 1))
-    (tmp_path / "aa000000" / watch.LOG).write_bytes(b"\x1b[31mloss\r\n\xff")
+    (tmp_path / "aa000000" / record.LOG).write_bytes(b"\x1b[31mloss\r\n\xff")
     return "aa000000"
 
 

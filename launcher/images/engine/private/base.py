@@ -224,6 +224,8 @@ def _environment(root: Path, epoch: int) -> dict[str, str]:
         "SOURCE_DATE_EPOCH": str(epoch),
         # Else what is compiled depends on what happened to be imported first.
         "PYTHONDONTWRITEBYTECODE": "1",
+        # dpkg's own defaults, and no flush of each file: what is cut off here is made again.
+        "DPKG_FORCE": "security-mac,downgrade,unsafe-io",
     }
 
 
