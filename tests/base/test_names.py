@@ -16,7 +16,7 @@ from launcher.base.screen import Progress, bare, guarded, printable
 from launcher.base.settings import ROOT
 from launcher.cli import main
 from launcher.cli.command import table
-from launcher.runs.records import record, watch
+from launcher.runs.records import record
 from launcher.runs.records.record import Record
 
 IMAGES = "-v/:/host --privileged a/../b ../a /a a/ A a: a:-1 a@sha256:0 a/-v -a.b/c a..b ü a?b a#b"
