@@ -6,7 +6,6 @@ import ctypes
 import os
 import signal
 import sys
-from pathlib import Path
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h; it stays in force through exec
 
@@ -20,7 +19,8 @@ def main(runner: str, *command: str) -> None:
     """
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if not runner.isdigit():
-        Path(runner).write_text(str(os.getpid()))
+        with open(runner, "w", encoding="ascii") as file:
+            file.write(str(os.getpid()))
     elif os.getppid() != int(runner):  # it ended before the call
         return
     os.execv(command[0], command)  # noqa: S606

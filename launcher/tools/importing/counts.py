@@ -6,23 +6,8 @@ import re
 
 from launcher.tools.importing.commands import Word
 from launcher.tools.importing.sheet import Sheet, yaml_text
-from launcher.tools.importing.starters import ScriptContext
+from launcher.tools.importing.starters import ScriptContext, ranks
 from launcher.tools.importing.starts import HELD, Start, as_pairs
-
-CARRIED = frozenset(
-    "nproc_per_node nnodes node_rank master_addr master_port max_restarts num_gpus num_nodes "
-    "num_processes num_machines machine_rank main_process_ip main_process_port include standalone "
-    "use_env rdzv_backend rdzv_endpoint rdzv_id rdzv_conf start_method no_local_rank multi_gpu "
-    "no_python same_network launcher".split()
-)
-"""What is carried over, and what the runner does itself, in its own way."""
-RENAMED = {
-    "num_gpus": "nproc_per_node",
-    "num_nodes": "nnodes",
-    "num_machines": "nnodes",
-    "main_process_port": "master_port",
-    "main_process_ip": "master_addr",
-}
 
 RANKED = re.compile(r"\b(OMPI_|PMI|SLURM_PROCID|RANK|LOCAL_RANK|WORLD_SIZE)")
 """Variables that a starter of several processes sets for each."""
@@ -30,10 +15,10 @@ RANKED = re.compile(r"\b(OMPI_|PMI|SLURM_PROCID|RANK|LOCAL_RANK|WORLD_SIZE)")
 
 def set_processes(sheet: Sheet, start: Start, around: ScriptContext) -> None:
     """Set gpus, nodes and max_restarts; report what isn't known, and the value in its place."""
-    given = dict[str, Word]()
+    given, table = dict[str, Word](), ranks()
     for name, word in as_pairs(start.starter, start.options):
-        given[RENAMED.get(name, name)] = word
-        if name not in CARRIED and name != HELD:
+        given[table["renamed"].get(name, name)] = word
+        if name not in table["carried"].split() and name != HELD:
             value = f" {word.text}" if word.text else ""
             sheet.tell(word.line, f"{start.starter}'s {name}{value}: not carried over")
     if (held := given.pop(HELD, None)) and given.setdefault("nproc_per_node", held) is not held:

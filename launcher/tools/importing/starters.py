@@ -50,9 +50,16 @@ COUNT = re.compile(r"(?:[A-Za-z][\w.-]*:)?(\d+)")
 
 
 @cache
+def ranks() -> Mapping[str, Any]:
+    """The options of torchrun, deepspeed and accelerate, by starters.yaml."""
+    return dict(yaml.safe_load(TABLE.read_text("utf-8"))["ranks"])
+
+
+@cache
 def tables() -> Mapping[str, Any]:
     """The families of starters.yaml, which says what their keys are."""
     found = yaml.safe_load(TABLE.read_text("utf-8"))
+    del found["ranks"]
     for rows in found.values():
         rows["short"] = dict(one.split("=") for one in rows["short"].split())
         rows["flags"] = rows["flags"].split()

@@ -10,21 +10,10 @@ from itertools import takewhile
 from launcher.runs.plan import arguments
 from launcher.runs.plan.program import upstreams
 from launcher.tools.importing.commands import ScriptCommand, Word
+from launcher.tools.importing.starters import ranks
 
 MODULES = ("torch.distributed.launch", "torch.distributed.run", "torch.distributed.elastic")
 HELD = "options in a variable"
-WITH_VALUE = {
-    "torchrun": "nproc_per_node nnodes node_rank master_addr master_port rdzv_backend "
-    "rdzv_endpoint rdzv_id rdzv_conf max_restarts monitor_interval start_method role log_dir "
-    "redirects r tee t local_ranks_filter node_ip local_addr",
-    "deepspeed": "hostfile H include i exclude e num_nodes num_gpus min_elastic_nodes "
-    "max_elastic_nodes master_port master_addr launcher launcher_args ssh_port save_pid "
-    "node_rank bind_core_list elastic_training",
-    "accelerate": "config_file num_processes num_machines machine_rank main_process_ip "
-    "main_process_port mixed_precision rdzv_backend rdzv_conf max_restarts monitor_interval "
-    "log_dir role gpu_ids deepspeed_config_file dynamo_backend num_cpu_threads_per_process",
-}
-"""Options of the starters that take a value, as their --help has them."""
 
 
 @dataclass(frozen=True)
@@ -129,7 +118,7 @@ def as_pairs(starter: str, words: Sequence[Word]) -> Iterator[tuple[str, Word]]:
 
     A variable that isn't known and may be options has the name HELD.
     """
-    taking, at = WITH_VALUE.get(starter, "").split(), 0
+    taking, at = ranks()["takes"].get(starter, "").split(), 0
     while at < len(words):
         word = words[at]
         name, equals, value = word.text.lstrip("-").partition("=")
@@ -149,7 +138,7 @@ def as_pairs(starter: str, words: Sequence[Word]) -> Iterator[tuple[str, Word]]:
 def _start_of(command: ScriptCommand) -> Start | None:
     """The command taken apart, if it starts a Python program."""
     words = command.words
-    if command.name in WITH_VALUE:
+    if command.name in ranks()["takes"]:
         return _taken_apart(command, command.name, words[1:])
     if re.fullmatch(r"python[\d.]*", command.name):
         rest = words[1:]
@@ -167,7 +156,7 @@ def _start_of(command: ScriptCommand) -> Start | None:
 
 def _taken_apart(command: ScriptCommand, starter: str, words: Sequence[Word]) -> Start | None:
     """The starter's own words end at the program, the first that is no option or its value."""
-    taking = WITH_VALUE.get(starter, "").split()
+    taking = ranks()["takes"].get(starter, "").split()
     position = 1 if starter == "accelerate" and words and words[0].text == "launch" else 0
     while position < len(words):
         word, rest = words[position], words[position + 1 :]

@@ -46,6 +46,19 @@ def test_made_once_then_taken_from_the_engine_then_from_the_cache(
     assert [path.suffix for path in tmp_path.iterdir()] == [".tar"]
 
 
+def test_without_an_engine_the_archive_is_made(client: Engine, tmp_path: Path) -> None:
+    """It had to wait for an engine that was still being unpacked."""
+    assert base.debian_base(None, "", EPOCH, cache=tmp_path) == ""
+    assert base.debian_base(client, "base:x", EPOCH, cache=tmp_path, say=pytest.fail)
+    assert client.loads == 1
+
+
+def test_dpkg_flushes_no_file_and_keeps_its_defaults(client: Engine) -> None:
+    """dpkg --force-help marks these two; 1,476 files took 6.6 s in place of 3.1."""
+    forced = base._environment(Path("/"), EPOCH)["DPKG_FORCE"].split(",")
+    assert {"security-mac", "downgrade", "unsafe-io"} == {*forced}
+
+
 def test_the_engine_s_own_id_of_it_is_taken(client: Engine, tmp_path: Path) -> None:
     """In containerd's store that isn't the one of the image's configuration."""
     other = client.add("other:1", [b"other"])
