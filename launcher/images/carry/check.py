@@ -80,15 +80,9 @@ def read_list(
 
 
 def read_listing(folder: Path) -> Listing:
-    """The list of files of a saved image. Raises as `read_list`, and for one in parts."""
+    """The list of files of a saved image. Raises as `read_list`."""
     others = (layout.SUMS, layout.INDEX, layout.MARKER)
-    listing = read_list(folder, layout.LISTING, Listing, others, "`image save -o`")
-    if listing.split:
-        raise UsageError(
-            f"{folder}: an earlier version saved this image in parts, which aren't read any more",
-            "Save it again, into the same folder; FAT takes no file of 4 GiB, exFAT does.",
-        )
-    return listing
+    return read_list(folder, layout.LISTING, Listing, others, "`image save -o`")
 
 
 def check_saved(folder: Path, progress: Progress) -> Listing:

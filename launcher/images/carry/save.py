@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 INCOMING = "incoming"
 BEGUN, BLOB = "begun.json", "blob"
 NEW = os.O_RDWR | os.O_CREAT | os.O_TRUNC
-FOLDERS = (layout.BLOBS, layout.PARTS, layout.DOCUMENTS)
+FOLDERS = (layout.BLOBS, layout.DOCUMENTS)
 OURS = {
     *(INCOMING, layout.LISTING, layout.SUMS, layout.INDEX, layout.MARKER),
     *(folder.partition("/")[0] for folder in FOLDERS),

@@ -30,18 +30,13 @@ LAYOUT = b'{"imageLayoutVersion":"1.0.0"}'
 """What MARKER holds."""
 
 BLOBS, DOCUMENTS = "blobs/sha256", "documents"
-PARTS = "parts"
-"""Where earlier versions had pieces of large blobs."""
 
 MANIFEST_TYPE = "application/vnd.oci.image.manifest.v1+json"
 CONFIG_TYPE = "application/vnd.oci.image.config.v1+json"
 LAYER_TYPE = "application/vnd.oci.image.layer.v1.tar"
 UNPACKED = "containerd.io/uncompressed"  # as containerd annotates: a packed layer's diff ID
 DIGEST = r"sha256:[0-9a-f]{64}"
-PLACE = (
-    rf"{INDEX}|{MARKER}|{BLOBS}/[0-9a-f]{{64}}|{PARTS}/[0-9a-f]{{64}}\.\d{{4,}}"
-    rf"|{DOCUMENTS}/[a-z][a-z.]*"
-)
+PLACE = rf"{INDEX}|{MARKER}|{BLOBS}/[0-9a-f]{{64}}|{DOCUMENTS}/[a-z][a-z.]*"
 LARGEST = 4 << 20
 """Bytes of a manifest, a configuration or a document, as of those at a registry."""
 LARGEST_LISTING = 16 << 20
@@ -138,9 +133,10 @@ FilesT = TypeVar("FilesT", bound=FileList)
 class Listing(FileList):
     """All that is in a saved image's folder.
 
-    image: the sha256 of the image's configuration, which is its ID in most engines manifest: the
-    digest of the OCI manifest base: of a thin image, what it leaves out split: of an earlier
-    version, the blobs that lie in parts; empty since
+    image: the sha256 of the image's configuration, which is its ID in most engines
+    manifest: the digest of the OCI manifest
+    base: of a thin image, what it leaves out
+    split: blobs in parts, of which there are none any more
     """
 
     format: Literal[1]
@@ -148,7 +144,7 @@ class Listing(FileList):
     image: Digest
     manifest: Digest
     base: BaseImage | None
-    split: dict[Digest, tuple[Place, ...]] = {}
+    split: Annotated[dict[Digest, Place], Field(max_length=0)] = {}
 
     @model_validator(mode="after")
     def _check(self) -> Listing:

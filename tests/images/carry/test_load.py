@@ -184,25 +184,6 @@ class Unreadable(Engine):
             raise RequestsConnectionError(ProtocolError("Connection aborted.", error)) from error
 
 
-def test_one_that_an_earlier_version_split_is_refused_and_saved_anew_there(tmp_path: Path) -> None:
-    """It would have been an image without its large layers; and its parts were left for ever."""
-    listing = saved(filled(), tmp_path)
-    whole = contents(tmp_path)
-    layer = max(listing.files, key=lambda file: file.size)
-    name = f"parts/{layer.sha256}.0001"
-    (tmp_path / "parts").mkdir()
-    (tmp_path / layer.path).rename(tmp_path / name)
-    others = tuple(file for file in listing.files if file != layer)
-    part = layer.model_copy(update={"path": name})
-    told = {"files": (*others, part), "split": {f"sha256:{layer.sha256}": (name,)}}
-    (tmp_path / layout.LISTING).write_bytes(layout.render(listing.model_copy(update=told)))
-    with pytest.raises(UsageError, match="an earlier version saved this image in parts") as caught:
-        load(Engine(), tmp_path, QUIET)
-    assert "Save it again" in caught.value.remedy
-    saved(filled(), tmp_path)
-    assert contents(tmp_path) == whole
-
-
 @pytest.mark.parametrize("thin", [False, True])
 def test_a_file_that_cannot_be_read_any_more_is_told_and_not_as_the_engines(
     tmp_path: Path, thin: bool

@@ -211,7 +211,7 @@ def test_a_save_that_was_cut_off_is_gone_on_with(tmp_path: Path, left: bytes | s
     assert contents(tmp_path / "cut") == contents(tmp_path / "new")
 
 
-@pytest.mark.parametrize("inner", ["blobs", "blobs/sha256", "parts", "documents", INCOMING])
+@pytest.mark.parametrize("inner", ["blobs", "blobs/sha256", "documents", INCOMING])
 def test_what_a_link_among_the_folders_leads_to_stays(tmp_path: Path, inner: str) -> None:
     """A stick's list of our shape, and a link: files that the list didn't name were removed."""
     stick, home = tmp_path / "stick", tmp_path / "home"
