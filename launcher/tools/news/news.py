@@ -176,7 +176,7 @@ def _tags(url: str, prefix: str, site: Settings) -> dict[str, str]:
 def _index_releases(site: Settings) -> dict[str, str]:
     """The final releases at pip's indexes, and which have an sdist. Raises BuildError."""
     found = dict[str, str]()
-    for version, file in index.files_of(PROJECT, site):
+    for version, file in index.files_of(PROJECT, index.Pip.configured(site)):
         if FINAL.fullmatch(str(version)) and len(version.release) == 3:
             sdist = file.filename.endswith(".tar.gz")
             found[str(version)] = "sdist" if sdist else found.get(str(version), "")

@@ -23,6 +23,7 @@ from launcher.images.matrix.schema import Cap, Matrix
 from launcher.images.sources import clash, extras
 from launcher.images.sources.clash import clash_in, overlap
 from launcher.images.sources.extras import Ground, settled
+from launcher.images.sources.index import Pip
 from launcher.images.sources.resolve import ResolvedSet
 
 from .conftest import wheel
@@ -388,7 +389,7 @@ def test_an_old_release_is_refused_where_the_newest_has_no_wheel(
 
 
 def test_a_dependency_that_is_years_behind_its_newest_is_named(
-    empty_site: Settings, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Without a word, datasets 1.1.1 of 2020 stood beside trl of today: the base kept it back."""
     newest = {"sets": ("4.0", True), "six": ("1.1", True), "held": ("2.0", False)}
@@ -403,9 +404,10 @@ def test_a_dependency_that_is_years_behind_its_newest_is_named(
         {},
         {one: datetime(year, 1, 1) for one, year in times.items()},
     )
-    assert extras.left_behind(found, made("trl"), empty_site) == ["sets 1.1 (newest: 4.0)"]
-    assert extras.left_behind(found, made("trl", "sets<2"), empty_site) == []  # as was asked
-    assert extras.left_behind(replace(found, times={}), made("trl"), empty_site) == []
+    pip = Pip({})
+    assert extras.left_behind(found, made("trl"), pip) == ["sets 1.1 (newest: 4.0)"]
+    assert extras.left_behind(found, made("trl", "sets<2"), pip) == []  # as was asked
+    assert extras.left_behind(replace(found, times={}), made("trl"), pip) == []
 
 
 SEEN = {"numpy": "1.26.4", "packaging": "23.2", "pyyaml": "6.0.1"}
@@ -424,12 +426,12 @@ def test_a_set_resolves_on_a_row_or_is_refused_by_name(tag: str, name: str, site
     wanted = recipe(MATRIX, load_lock(), tag, extras=[name])
     seen = {} if wanted.row.packages else {**SEEN, "torch": wanted.row.torch}
     glibc = "2.35" if "22.04" in wanted.row.os else "2.39"
-    on = extras.ground(DIGEST, seen, [], glibc, wanted)
+    on, pip = extras.ground(DIGEST, seen, [], glibc, wanted), Pip.configured(site)
     if name == "deepep":
         with pytest.raises(BuildError, match="deep-ep has no wheel"):
-            extras.resolve_extras(wanted, MATRIX, on, site)
+            extras.resolve_extras(wanted, MATRIX, on, site, pip)
         return
-    lock = extras.lock_of(wanted, on, extras.resolve_extras(wanted, MATRIX, on, site))
+    lock = extras.lock_of(wanted, on, extras.resolve_extras(wanted, MATRIX, on, site, pip))
     assert extras.is_of(lock, wanted, extras.limits_of(wanted, MATRIX))
     assert extras.holds_on(lock, on)
     assert not {*pinned_versions(lock.pins)} & {*on.packages, *PROTECTED}
