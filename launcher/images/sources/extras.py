@@ -51,9 +51,11 @@ def ground(
 ) -> Ground:
     """What a recipe's extras are put on, by what was seen in its base; glibc: 2.35.
 
-    What Megatron needs is on it where the base has none of its own.
+    What Megatron needs is on it where the base has none of its own, and so is Megatron, which
+    another one beside it would replace.
     """
-    own = {**packages, **pinned_versions(made.pins.get("packages", ()))}
+    megatron = {"megatron-core": made.named.version or made.release}
+    own = {**packages, **megatron, **pinned_versions(made.pins.get("packages", ()))}
     need = {n: v for n, v in pinned_versions(made.pins["runtime"]).items() if n not in own}
     minor = glibc.partition(".")[2]
     return Ground(base, {**own, **need}, limits, int(minor) if minor.isdigit() else GLIBC)

@@ -33,6 +33,7 @@ __all__ = ["links"]
 
 DIGEST, OTHER = (f"sha256:{one * 64}" for one in "ab")
 BASE = {"numpy": "1.26.4", "regex": "2023.12.25", "torch": "2.5.0a0+e000cf0ad9.nv24.10"}
+BASE |= {"megatron-core": "0.9.0"}
 MATRIX = load_matrix()
 
 
@@ -61,6 +62,7 @@ def index(links: Path) -> Path:
     wheel(links, "numpy", "2.2.0")
     wheel(links, "regex", "2026.1.1")
     wheel(links, "torch", "2.11.0")
+    wheel(links, "bridge", "1.0", "megatron-core>=0.15")
     return links
 
 
@@ -82,6 +84,7 @@ def test_what_the_base_has_stays_as_it_is(empty_site: Settings) -> None:
         (["numpy>=2"], r"this asks for numpy>=2, and the base has numpy 1.26.4"),
         (["model", "torch>=2.6"], "torch>=2.6, and the base has torch 2.5.0a0"),
         (["numpy>1,!=1.26.4"], r"asks for numpy>1,!=1.26.4, and the base has numpy 1.26.4"),
+        (["bridge"], "bridge needs megatron-core>=0.15, and the image has megatron-core 0.9.0"),
         (["nothing-like-it"], "nothing-like-it"),
     ],
 )
@@ -172,6 +175,7 @@ def test_what_megatron_needs_is_there_unless_the_base_has_it() -> None:
     assert on.packages["einops"]
     assert on.glibc == 35
     assert extras.ground(DIGEST, {}, [], "", wanted).glibc == 28
+    assert on.packages["megatron-core"] == "0.9.0"
     cpu = recipe(MATRIX, load_lock(), "cpu")
     assert extras.ground(DIGEST, {}, [], "2.36", cpu).packages["torch"] == "2.13.0+cpu"
 
@@ -195,11 +199,31 @@ def test_versions_give_a_name_that_a_tag_can_have() -> None:
     assert all(one.replace("-", "").isalnum() and len(one) < 30 for one in found)
 
 
-@pytest.mark.parametrize("name", ["git+https://x/y", "a @ file:///x", "a; os_name == 'nt'", "-r x"])
-def test_what_is_no_package_is_refused(name: str) -> None:
+@pytest.mark.parametrize(
+    ("names", "told"),
+    [
+        (["git+https://x/y"], "pip wheel"),
+        (["a @ file:///x"], "pip wheel"),
+        (["a", "@", "git+https://x/y"], "pip wheel --no-deps -w wheels 'git+https://x/y'"),
+        (["a; os_name == 'nt'"], "by spaces"),
+        (["hf,wandb"], "by spaces"),
+        (["a=1"], "peft>=0.10,<1"),
+        (["./a-1.0-py3-none-any.whl"], "PIP_FIND_LINKS"),
+        (["a-1.0-py3-none-any.whl"], "PIP_FIND_LINKS"),  # it was taken for a name
+    ],
+)
+def test_what_is_no_package_is_refused(names: list[str], told: str) -> None:
     with pytest.raises(UsageError, match="neither a set") as caught:
-        normalised([name])
-    assert ("pip wheel" in caught.value.remedy) == ("://" in name)
+        normalised(names)
+    assert told in caught.value.remedy
+
+
+def test_a_set_has_no_versions_unless_it_is_called_as_a_package() -> None:
+    """hf<2 would be another project, which an index has."""
+    for name in ("hf<2", "Hf[x]", "mamba==2"):
+        with pytest.raises(UsageError, match="is a set of matrix"):
+            extras_of(MATRIX, MATRIX.rows["24.10"], [name])
+    assert extras_of(MATRIX, MATRIX.rows["24.10"], ["wandb<1"]).packages == ("wandb<1",)
 
 
 def test_a_set_is_what_it_stands_for_and_the_row_s_own_are_there() -> None:
