@@ -25,7 +25,7 @@ from launcher.images.sources.fetch import wheels
 from tests.conftest import NAMES
 from tests.e2e.command import built, in_image, launcher, layers, matrix_folder, refused, tarred
 from tests.e2e.site import Site
-from tests.e2e.test_source_path import CHECKOUT, unpacked
+from tests.e2e.test_source_path import CHECKOUT
 
 if TYPE_CHECKING:
     from docker import DockerClient
@@ -167,8 +167,6 @@ def trainable(
     files = {f"wheels/{one.name}": one.read_bytes() for one in wheels(own, "3.11", site)}
     with_torch = f"{NAMES}:as-ngc-with-torch"
     built(engine, f"FROM {base}\nCOPY wheels /wheels\nRUN {INSTALL}\n", with_torch, files)
-    (checkout := tmp_path / "checkout").mkdir()
-    unpacked(load_matrix().releases[RELEASE].git.commit, checkout)
     row = {"python": "3.11", "torch": TORCH, "megatron": RELEASE}
     matrix = matrix_folder(tmp_path, {"24.10": row})
     builds = Builds(
@@ -176,7 +174,7 @@ def trainable(
     )
     asked = BuildRequest(
         "24.10",
-        checkout=checkout,
+        checkout=Path(CHECKOUT),
         base=with_torch,
         builder=bases.builder,
         extras=("transformers", "wandb", "sentencepiece"),

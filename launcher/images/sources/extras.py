@@ -255,12 +255,9 @@ def _check_newest(made: Recipe, pins: Sequence[str], pip: index.Pip) -> None:
     chosen = pinned_versions(pins)
     for one in map(Requirement, made.extras.packages):
         name = canonicalize_name(one.name)
-        if name not in chosen:
-            continue
-        newest, has_wheel = index.newest_release(name, made.row.python, pip) or (None, True)
-        if has_wheel or newest is None or newest not in one.specifier:
-            continue
-        if Version(chosen[name]) < newest:
+        found = index.newest_release(name, made.row.python, pip) if name in chosen else None
+        newest, has_wheel = found or (Version("0"), True)
+        if not has_wheel and newest in one.specifier and Version(chosen[name]) < newest:
             raise BuildError(
                 f"{name} {newest}, the newest, {NO_WHEEL}; the newest with one is {chosen[name]}",
                 f"Ask for that by {name}=={chosen[name]}. For the newest:\n  "

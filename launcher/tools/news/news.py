@@ -29,10 +29,10 @@ FINAL = re.compile(r"\d{1,9}(\.\d{1,9})+")
 class UpstreamNews:
     """What a place has that the matrix lacks, from old to new.
 
-    kind: index (releases), git (releases), images (tags of a base), extensions (tags) what: for
-    people; known: the newest in the matrix, "" for none; names: of an extension its package, of a
-    base the repository new: to what each stands for: a commit, an image's name, of an index "sdist"
-    or "" problem: why the place can't be asked
+    kind: index (releases), git (releases), images (tags of a base), extensions (tags); what: for
+    people; known: the newest in the matrix, "" for none; name: of an extension its package, of a
+    base the repository; new: what each stands for: a commit, an image's name, of an index "sdist"
+    or ""; problem: why the place can't be asked
     """
 
     kind: str
