@@ -224,7 +224,7 @@ def test_upstreams_program_trains_by_a_tokenizer_of_extras_and_wandb_writes_offl
     texts = [page.read_text() for page in sorted((ROOT / "docs").glob("*.md"))]
     text = here.folder / "text.jsonl"
     text.write_text("".join(json.dumps({"text": one}) + "\n" for one in texts))
-    size = {"seq_length": 64, "max_position_embeddings": 64, "hidden_dropout": 0.0}
+    size = {"seq_length": 64, "max_position_embeddings": 64, "transformer_impl": "local"}
     config: dict[str, Any] = {
         "image": {"name": trainable},
         "program": "pretrain_gpt.py",
@@ -232,6 +232,10 @@ def test_upstreams_program_trains_by_a_tokenizer_of_extras_and_wandb_writes_offl
         "model": {"num_layers": 1, "hidden_size": 32, "num_attention_heads": 4, **size},
         "training": {"micro_batch_size": 4, "global_batch_size": 8, "train_iters": 6, "lr": 1e-2},
         "logging": {"log_interval": 1, "eval_interval": 100, "eval_iters": 1, "wandb_project": "p"},
+        "megatron_args": {
+            "no_persist_layer_norm": True,
+            "no_gradient_accumulation_fusion": True,
+        },
         "env": {"WANDB_MODE": "offline"},
         "resources": {"network": "none"},
     }
@@ -243,7 +247,7 @@ def test_upstreams_program_trains_by_a_tokenizer_of_extras_and_wandb_writes_offl
         done = here.done("run", "run.yaml")
         assert done.ends() == 0, done
         losses = [float(loss) for loss in re.findall(r"\| lm loss: (\S+) ", done.out)]
-        assert len(losses) == 7
+        assert len(losses) == 6
         assert losses[0] == pytest.approx(math.log(400), abs=0.6)
         assert losses[5] < losses[0]
         (run,) = (here.folder / f"wandb-{kind}").rglob("offline-run-*/*.wandb")
