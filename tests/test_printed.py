@@ -129,7 +129,9 @@ def page_folder(shell: dict[str, str], tmp_path: Path) -> Iterator[Path]:
     folder = tmp_path / "work"
     argv = ["git", "-C", str(ROOT), "checkout-index", "-a", f"--prefix={folder}/"]
     subprocess.run(argv, check=True)
-    shell["PATH"] = os.pathsep.join([str(tmp_path / "bin"), str(Path(PYTHON).parent), shell["PATH"]])
+    shell["PATH"] = os.pathsep.join(
+        [str(tmp_path / "bin"), str(Path(PYTHON).parent), shell["PATH"]]
+    )
     yield folder
     call("launcher stop --now RUN", folder, shell)
 
