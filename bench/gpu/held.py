@@ -8,6 +8,7 @@ allocator had allocated, by where in Python it was allocated and by size, the la
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -46,12 +47,18 @@ def _change(event: Mapping[str, Any], held: dict[int, Mapping[str, Any]]) -> int
     return 0
 
 
+GENERATED = re.compile(r"/\w\w/c\w{40,}\.py$")
+"""Files of torch's compiler, whose lines differ from layer to layer."""
+
+
 def place(event: Mapping[str, Any]) -> str:
     """Where it was allocated: the innermost frames of Python that say something."""
     frames = [
         f"{'/'.join(frame['filename'].split('/')[-2:])}:{frame['line']} {frame['name']}"
         for frame in event.get("frames", ())
-        if not any(part in frame["filename"] for part in LEFT_OUT)
+        if not (
+            GENERATED.search(frame["filename"]) or any(x in frame["filename"] for x in LEFT_OUT)
+        )
     ]
     return " < ".join(frames[:DEEP]) or "no frames"
 

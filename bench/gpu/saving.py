@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import cProfile
+import gc
 import json
 import os
 import pstats
@@ -64,6 +65,8 @@ def measure(trainer: Any, batches: Any, profiled: bool) -> dict[str, float]:
         return [timed(step) for _ in range(count)]
 
     queue = (*compat.async_saving(), checkpoint.HostCopies())
+    steps(2)
+    gc.freeze()  # as `Trainer.run` does
     usual, found = median(steps()[STEPS // 2 :]), dict[str, list[float]]()
     for _ in range(TIMES):
         for name, beside in (("save", None), ("async", queue)):
