@@ -24,7 +24,7 @@ GENERATED = [DOCS / "failures.md"]
 LONGEST = 30  # words of a sentence
 INVENTED = re.compile(r"\b(told|tells?|said|of it)\b", re.IGNORECASE)
 """Words that DESIGN's plain English replaces by the usual ones: warn, report, print, show."""
-FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+FENCE = re.compile(r"^```([\w{}-]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 each_page = pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
 

@@ -17,18 +17,16 @@ PAGE = Path(__file__).parents[1] / "docs" / "failures.md"
 HEAD = """\
 # Known failures
 
-For people with a failed run: what failed, by family, and what mends it. The end of a failed run
-names a cause of this page. `launcher explain` finds the cause in any training log: of a run, a
-file or standard input.
+For people with a failed run: the failures that `launcher explain` knows, by family, and what to do
+first. The end of a failed run names its cause in the same words.
 
 ```sh
-launcher explain slurm-4711.out
+launcher explain slurm-4711.out   # any training's log: of a run, a file, or - for standard input
 ```
 
-Of several causes in a log, the first one is reported. A line marked with * counts only where no
-other cause is in the log, since ranks also write it when another rank has failed. A line with ? has
-several causes: it is printed as a clue, with the cure of each. The table has what to do first for
-the likeliest one. A plain Python error has no row: its message or line is printed.
+If a log has several causes, `explain` reports the first. \\* marks what ranks also write when another
+rank has failed: it counts only if the log has no other cause. ? marks a failure with several causes:
+`explain` prints the cure of each cause. A plain Python error has no row, and is printed itself.
 """
 SAYS_ITSELF = "What an error says itself"
 FEWEST, LONG = 4, 10  # words
@@ -50,7 +48,7 @@ def _row(known: Failure) -> str:
     since = "" if known.since == "any" else f" ({known.since})"
     cells = (
         f"{known.name}{'*' * known.follows}{'?' * bool(known.either)}{since}",
-        _first(known.cure or known.either[0]),
+        _first(known.cure),
     )
     return "".join(f"| {cell.replace('|', chr(92) + '|')} " for cell in cells) + "|\n"
 

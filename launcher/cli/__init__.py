@@ -21,55 +21,55 @@ if TYPE_CHECKING:
     from launcher.cli.command import Command
 
 COMMANDS = {
-    "run": ("start", "train as a run file says"),
-    "ps": ("runs", "list the runs that go on, or have ended with nobody watching"),
-    "attach": ("runs", "follow a run from its first line on, as if it had been started here"),
-    "logs": ("runs", "print what a run has written, also after its end"),
-    "explain": ("runs", "say what made a run fail and what mends it, from its log or any other"),
-    "stacks": ("runs", "say where a run's ranks are, and which one the others wait for"),
-    "stop": ("runs", "ask runs to save a checkpoint and end; remove what is left of ended ones"),
+    "run": ("start", "start the training that a run file describes"),
+    "ps": ("runs", "list running runs, and runs that ended while no launcher followed them"),
+    "attach": ("runs", "follow a run from its first line; Ctrl-C stops the run"),
+    "logs": ("runs", "print a run's output, also after its end"),
+    "explain": ("runs", "find why a run failed and how to fix it, from its log or any other log"),
+    "stacks": ("runs", "show where each rank of a run is, and which rank the others wait for"),
+    "stop": ("runs", "ask runs to save a checkpoint and end; remove ended runs from `ps`"),
     "resume": (
         "start",
-        "go on with a run from its newest complete checkpoint, on other GPUs if need be",
+        "continue a run from its newest complete checkpoint, also on other GPUs",
     ),
-    "rerun": ("start", "repeat a run exactly, or say what is no longer the same"),
-    "forecast": ("tune", "say what a run will take: memory, time, disk, money"),
-    "tune": ("tune", "find the fastest setting of a run file, and write it"),
+    "rerun": ("start", "repeat a run exactly, or list what has changed since"),
+    "forecast": ("tune", "predict what a run will take: memory, time, disk, money"),
+    "tune": ("tune", "find the fastest settings of a run file, and write them"),
     "bisect": (
         "tune",
-        "find what makes BAD fail and GOOD not: base, extras, release, commit or key",
+        "find what makes BAD fail but not GOOD: base, extras, release, commit or key",
     ),
-    "runs": ("runs", "list the runs that there were; show one whole; prune their records"),
+    "runs": ("runs", "list recorded runs; show or remove records"),
     "board": ("runs", "serve a page of all runs and their curves, until Ctrl-C"),
-    "nodes": ("doctor", "list the machines that runs failed on, and the causes that are their own"),
-    "exec": ("runs", "run a command where a run goes on: exec RUN -- nvidia-smi"),
+    "nodes": ("doctor", "list the machines that runs failed on, and faults of these machines"),
+    "exec": ("runs", "run a command in a run's container: exec RUN -- nvidia-smi"),
     "shell": ("start", "open a shell in an image: shell [TAG] [-- COMMAND]"),
     "plot": ("runs", "draw loss and throughput of runs into one PNG"),
-    "doctor": ("doctor", "look whether this machine can train: engine, GPUs, driver, memory, disk"),
-    "init": ("runfile", "write a run file of your own to begin with, fitted to GPUs"),
-    "import": ("runfile", "turn a shell script that starts Megatron into a run file"),
+    "doctor": ("doctor", "check whether this machine can train: engine, GPUs, memory, disk"),
+    "init": ("runfile", "write a run file to begin with, fitted to your GPUs"),
+    "import": ("runfile", "write a run file from a shell script that starts Megatron"),
     "schema": ("runfile", "print the JSON Schema of a run file, for editors"),
     "completion": ("completion", "print the completion script of bash, zsh or fish"),
-    "data": ("data", "make Megatron's .bin and .idx from text, and look into them"),
+    "data": ("data", "make Megatron's .bin and .idx from text, and inspect them"),
     "checkpoint": (
         "checkpoint",
-        "look into checkpoints, and carry weights to Hugging Face and back",
+        "show checkpoints, and convert weights to Hugging Face's format and back",
     ),
     "generate": (
         "checkpoint",
-        "print a few tokens that a checkpoint has for the likeliest after a text",
+        "print the likeliest tokens after a text, by a checkpoint",
     ),
-    "image": ("images", "build images of the matrix, check them, carry them elsewhere"),
+    "image": ("images", "build images of the matrix, check them, carry them to other machines"),
     "fetch": (
         "build",
-        "fetch all that a build reads; --output and --from carry it to a machine with no internet",
+        "fetch all inputs of a build; --output and --from carry them to a machine without internet",
     ),
     "matrix": (
         "matrix",
         "list the images that can be built, render their Dockerfiles, lock their inputs",
     ),
     "demo": ("doctor", "build the CPU image from Megatron's source and train a tiny GPT in it"),
-    "engine": ("doctor", "keep a private engine up (Linux, root, apt) and print its DOCKER_HOST"),
+    "engine": ("doctor", "run a private engine (Linux, root, apt) and print its DOCKER_HOST"),
 }
 """The module of each command, and its help, so that `--help` needs to import none of them."""
 
@@ -81,15 +81,15 @@ WITH_REST = ("run", "forecast", "tune", "exec", "shell", "init", "import", "chec
 EXIT_CODES = """\
 exit codes:
   0    done
-  1    a saved image is damaged, or a registry has another than the expected one; a document
+  1    a saved image is damaged, or a registry has another image than expected; a document
        can't be tokenized, or data files are damaged or differ; explain or bisect finds nothing
   2    wrong usage or a wrong file
-  70   an error that nobody foresaw: a file that is named holds the traceback, to be reported;
+  70   a defect of the launcher: report it with its traceback, in the file that is named;
        with LAUNCHER_TRACEBACK=1 it is printed
   121  refused before the start: the run can't work here
   122  an image could not be built
   123  the run can't be followed any more, and goes on
-  125  no container engine, or it refused, or was too late with its answer; with --backend local,
+  125  no container engine, or it refused, or didn't answer in time; with --backend local,
        no torch here
   130  interrupted
   143  the run was stopped by a signal that no launcher sent (130: by SIGINT)

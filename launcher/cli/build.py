@@ -37,7 +37,7 @@ PLATFORM = argument("--platform", "linux/arm64, of a row for several; else the e
 WITHOUT = "Or leave base and builder out: --no-images"
 VERIFY_EXIT_CODES = """\
 exit codes:
-  0    identical in all that its builder lets be claimed; the last line says what that is
+  0    identical in all that can be claimed with its builder; the last line lists this
   1    it differs
   2    wrong usage: an image from a checkout needs --source
   122  it can't be built again
@@ -151,16 +151,16 @@ def verify(args: Namespace) -> int:
     either(
         argument(
             "--output -o --bundle",
-            "pack it all into one folder",
+            "write the inputs into this folder",
             "DIR",
             type=Path,
             dest="bundle",
         ),
-        argument("--from", "take what was packed with --output", "DIR", type=Path, dest="bundled"),
+        argument("--from", "read the inputs from such a folder", "DIR", type=Path, dest="bundled"),
     ),
 )
 def fetch(args: Namespace) -> int:
-    """Fetch all that a build reads; --output and --from carry it to a machine with no internet.
+    """Fetch all inputs of a build; --output and --from carry them to a machine without internet.
 
     One line for each row and bundle on stdout.
     """

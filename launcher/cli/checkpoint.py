@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from launcher.tools.weights.given import NamedCheckpoint
 
 SOURCE = argument("source", "a run, or a folder with a checkpoint", "RUN|FOLDER")
-NAMED = (argument("--tokenizer-type", "where its own isn't known", choices=TYPES), *TOKENIZER[1:4])
+NAMED = (argument("--tokenizer-type", "if it isn't recorded", choices=TYPES), *TOKENIZER[1:4])
 FORMATS = ("torch_dist", "mp_rank")
 ABOVE_0 = partial(count, least=1)
 BEHIND = "Optimizer states stay behind: training goes on from the weights alone."
@@ -32,14 +32,12 @@ def _size(text: str) -> int:
     return int(number * 1e9)
 
 
-TO = argument(
-    "--output -o --to", "a folder that isn't there, or empty", "FOLDER", type=a_path, required=True
-)
+TO = argument("--output -o --to", "a new or empty folder", "FOLDER", type=a_path, required=True)
 
 
-@command(SOURCE, flag("--all", "every layer's and expert's tensors, not the first's alone"))
+@command(SOURCE, flag("--all", "the tensors of every layer and expert, not only of the first"))
 def inspect(args: Namespace) -> int:
-    """Show a checkpoint's tensors, layout, iteration, and whether it is complete."""
+    """Show a checkpoint's tensors, layout and iteration, and whether it is complete."""
     from launcher.tools.weights import reader
     from launcher.tools.weights.given import named
 
@@ -68,15 +66,15 @@ def inspect(args: Namespace) -> int:
 @command(
     SOURCE,
     TO,
-    argument("--family", "of several with the same tensors: mistral", "NAME", default=""),
-    argument("--shard", "gigabytes of a shard (5)", "GB", type=_size),
+    argument("--family", "one of several with the same tensors: mistral", "NAME", default=""),
+    argument("--shard", "size of a shard (5)", "GB", type=_size),
     *NAMED,
     usage="%(prog)s RUN|FOLDER --output FOLDER [options] [-- ARGS ...]",
-    epilog="What stands after -- are arguments of Megatron's that the checkpoint doesn't say: "
+    epilog="After --, give arguments of Megatron's that the checkpoint lacks: "
     f"--num-attention-heads 12. {BEHIND}",
 )
 def export(args: Namespace) -> int:
-    """Write a model as Hugging Face has it: config.json, safetensors, tokenizer."""
+    """Write a checkpoint's model in Hugging Face's format: config.json, safetensors, tokenizer."""
     from launcher.tools.weights import convert, reader
     from launcher.tools.weights.given import files_of, named, tokenizer
 
@@ -108,7 +106,7 @@ def _tell(done: Conversion, what: str) -> None:
     epilog="Any layout of our own program and of Megatron's loads it.",
 )
 def import_(args: Namespace) -> int:
-    """Write a model of Hugging Face's as a checkpoint of Megatron's."""
+    """Write a Hugging Face model as a Megatron checkpoint."""
     from launcher.tools.weights import convert
 
     done = convert.import_(args.source, args.output, args.make_vocab_size_divisible_by)
@@ -120,7 +118,7 @@ def import_(args: Namespace) -> int:
 @command(
     SOURCE,
     TO,
-    argument("--format", "mp_rank is a folder a rank", choices=FORMATS, required=True),
+    argument("--format", "mp_rank: a folder for each rank", choices=FORMATS, required=True),
     *(
         argument(f"--{kind}-model-parallel-size", "of mp_rank (1)", "N", type=ABOVE_0, default=1)
         for kind in ("tensor", "pipeline", "expert")
@@ -128,7 +126,7 @@ def import_(args: Namespace) -> int:
     epilog=BEHIND,
 )
 def convert(args: Namespace) -> int:
-    """Write a checkpoint's weights in another format, or for another layout of it."""
+    """Write a checkpoint's weights in another format or layout."""
     from launcher.tools.weights import convert, reader
     from launcher.tools.weights.given import named
 
@@ -142,7 +140,7 @@ def convert(args: Namespace) -> int:
 
 @command(actions(inspect, export, import_, convert))
 def checkpoint(args: Namespace) -> int:
-    """Look into checkpoints, and carry weights to Hugging Face and back."""
+    """Show checkpoints, and convert weights to Hugging Face's format and back."""
     if args.action is not inspect:
         _prepare()
     return call_action(args)
@@ -158,16 +156,16 @@ def _prepare() -> None:
 
 @command(
     SOURCE,
-    argument("text", "what it goes on from"),
-    argument("--tokens", "how many (32)", "N", type=ABOVE_0, default=32),
-    flag("--ids", "the text is tokens' numbers, and so is what is printed"),
+    argument("text", "the text to continue"),
+    argument("--tokens", "number of tokens (32)", "N", type=ABOVE_0, default=32),
+    flag("--ids", "read and print token ids in place of text"),
     image("TAG", "a row, or an image's full name", "--tag", default=None),
     argument("--gpus", "1, or 0 (the CPU)", "WHICH", default="0"),
     argument("--backend", "docker or local", default="docker", choices=("docker", "local")),
     *NAMED,
 )
 def generate(args: Namespace) -> int:
-    """Print a few tokens that a checkpoint has for the likeliest after a text."""
+    """Print the likeliest tokens after a text, by a checkpoint."""
     from launcher.tools.weights import given as weights
 
     _prepare()

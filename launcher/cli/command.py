@@ -130,10 +130,10 @@ def above_zero(text: str) -> float:
 
 
 SHOWN = either(
-    flag("--quiet -q", "show nothing of its output; the record keeps it"),
-    flag("--verbose -v", "show its log's lines as they are on a terminal, too"),
+    flag("--quiet -q", "don't show the run's output; the record keeps it"),
+    flag("--verbose -v", "don't shorten the run's lines on a terminal"),
 )
-RUN_HELP = "a run's id, its beginning, or its name, of which 'gpt2-*' is a pattern"
+RUN_HELP = "a run's id, its first characters, or its name; 'gpt2-*' is a pattern"
 RUN = argument("run", RUN_HELP, "RUN")
 RUNS = argument("runs", RUN_HELP, "RUN", nargs="+")
 JSON = flag("--json", "print one JSON object a line")
@@ -142,9 +142,7 @@ GPUS = argument("--gpus", "N, all, 0 (the CPU) or device=0,1", "WHICH")
 TAGS = argument("tags", "24.10 … as `matrix list` shows them", "TAG", nargs="*")
 ALL = flag("--all", "all tried rows with CUDA, as `make images`")
 MEGATRON = argument("--megatron", "another release than the row's: 0.10.0", "RELEASE")
-RELEASES = argument(
-    "--megatron", "not the rows' own; or all", "RELEASE", action="append", default=[]
-)
+RELEASES = argument("--megatron", "other releases, or all", "RELEASE", action="append", default=[])
 SOURCE = argument("--source", "a Megatron-LM checkout", "PATH", type=checkout)
 EXTRAS = argument(
     "--extras", 'packages and named sets of the matrix to add: "hf wandb peft<1"', "NAMES"

@@ -33,7 +33,7 @@ CONFIGS = {
     argument("what", "", choices=[*sorted(CONFIGS), RESUMABLE]),
     epilog=f"bash: source <({NAME} completion bash), for an alias or a program {NAME}; "
     f"fish: {NAME} completion fish | source. "
-    f"{RESUMABLE} prints the runs that can be gone on with, which the script asks for.",
+    f"{RESUMABLE} prints the runs that can be resumed; the script uses it.",
 )
 def completion(args: Namespace) -> int:
     """Print the completion script of bash, zsh or fish."""

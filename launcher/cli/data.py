@@ -42,7 +42,7 @@ TOKENIZER = (
     argument("--vocab-size", "of TikTokenizer (131072)", "N", type=int),
     argument("--tiktoken-pattern", "of TikTokenizer (v2)", choices=("v1", "v2")),
     argument("--tiktoken-num-special-tokens", "of TikTokenizer (1000)", "N", type=int),
-    argument("--megatron", "whose rules hold (%(default)s)", "RELEASE", default="0.9.0"),
+    argument("--megatron", "release whose rules apply (%(default)s)", "RELEASE", default="0.9.0"),
 )
 """Which tokenizer; the names are upstream's where it has them."""
 
@@ -59,12 +59,12 @@ READ = (
     ),
     argument("--json-keys", "keys or columns: text", "KEY", nargs="+", default=["text"]),
     argument("--format", "jsonl, csv, parquet, arrow or txt; else by the file's name", "FORMAT"),
-    argument("--csv-columns", "names of the columns, where row 1 is data", "A,B"),
-    argument("--csv-delimiter", "else a comma; .tsv: tabs, no quotations", "CHARACTER"),
-    argument("--encoding", "of csv and txt: gb18030 (utf-8)", default="utf-8"),
+    argument("--csv-columns", "names of the columns, if the file has no header", "A,B"),
+    argument("--csv-delimiter", "a comma by default; in .tsv a tab", "CHARACTER"),
+    argument("--encoding", "encoding of csv and txt, such as gb18030 (utf-8)", default="utf-8"),
     argument(
         "--document",
-        "what of plain text is a document (%(default)s)",
+        "what a document is in plain text (%(default)s)",
         choices=("line", "paragraph", "file"),
         default="line",
     ),
@@ -74,8 +74,8 @@ READ = (
         choices=("stop", "skip"),
         default="stop",
     ),
-    argument("--max-errors", "how many may be skipped (any number)", "N", type=int),
-    argument("--max-record", "how large a record may be (64)", "MB", type=int),
+    argument("--max-errors", "number of records that may be skipped (any)", "N", type=int),
+    argument("--max-record", "size of the largest record (64)", "MB", type=int),
 )
 """What reads text: which inputs, what is in them, and what becomes of bad records."""
 
@@ -109,7 +109,7 @@ def a_path(text: str) -> Path:
     flag("--append-eod", "end each document with the token for it"),
     argument("--workers", "processes (as many as CPUs, at most 8)", "N", type=int),
     argument("--shard", "only part I of N, for `data merge`", "I/N"),
-    argument("--slurm", "N parts as an array of a Slurm cluster, joined", "N", type=int),
+    argument("--slurm", "as N jobs of a Slurm array, merged", "N", type=int),
     argument(
         "--sbatch",
         "a further option of sbatch: --sbatch=--partition=cpu",
@@ -121,7 +121,7 @@ def a_path(text: str) -> Path:
     argument("--log-interval", "upstream's; no effect", "N", type=int),
 )
 def tokenize(args: Namespace) -> int:
-    """Make .bin and .idx of JSON, csv, parquet, Arrow or plain text, packed or not."""
+    """Make .bin and .idx from JSON, csv, parquet, Arrow or plain text, also compressed."""
     from launcher.tools.data import tokenize, workers
     from launcher.tools.data.bar import Bar
 
@@ -181,7 +181,7 @@ def _in_parts(args: Namespace) -> int:
 
 @command(*READ, argument("--output -o", "a .jsonl", "FILE", required=True))
 def convert(args: Namespace) -> int:
-    """Make one jsonl of csv, parquet, plain text or other jsonl."""
+    """Write csv, parquet, plain text or jsonl as one jsonl file."""
     from launcher.tools.data.bar import Bar
     from launcher.tools.data.convert import convert
 
@@ -193,7 +193,7 @@ def convert(args: Namespace) -> int:
 
 
 @command(
-    argument("prefixes", "of each, or P.idx, or a 'pattern*' of them", "P", nargs="+"),
+    argument("prefixes", "a shard's name, P.idx, or a 'pattern*' of them", "P", nargs="+"),
     argument("--output -o --output-prefix", "OUT.bin and OUT.idx", "OUT", required=True),
 )
 def merge(args: Namespace) -> int:
@@ -209,7 +209,7 @@ def merge(args: Namespace) -> int:
 @command(
     argument("prefix", "the files' name without .bin and .idx", "P", type=a_path),
     argument("--compare", "say whether P2 has the same bytes; 1 if not", "P2", type=a_path),
-    argument("--documents", "how many to show (3)", "N", type=int, default=3),
+    argument("--documents", "number of documents to show (3)", "N", type=int, default=3),
     *TOKENIZER,
 )
 def inspect(args: Namespace) -> int:
@@ -283,8 +283,8 @@ def _shown(tokenizer: Tokenizer, data: IndexedData, number: int) -> str:
 
 @command(
     argument("texts", "a text to tokenize", "TEXT", nargs="*"),
-    argument("--from", "first token shown (250)", "N", dest="first", type=int, default=250),
-    argument("--count", "how many are shown (20)", "N", type=int, default=20),
+    argument("--from", "the first token to show (250)", "N", dest="first", type=int, default=250),
+    argument("--count", "number of tokens (20)", "N", type=int, default=20),
     *TOKENIZER,
 )
 def vocab(args: Namespace) -> int:
@@ -332,7 +332,7 @@ def _explain(files: Sequence[Path], first: int, count: int) -> None:
 
 @command(actions(tokenize, convert, inspect, merge, vocab))
 def data(args: Namespace) -> int:
-    """Make Megatron's .bin and .idx from text, and look into them.
+    """Make Megatron's .bin and .idx from text, and inspect them.
 
     The folder to write to is made, and what it needs is installed first. Raises
     ModuleNotFoundError, upon which the command line goes on in .venv, and UsageError where the

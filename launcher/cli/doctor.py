@@ -24,32 +24,32 @@ NODES = ("NODE", "FAILURES", "OWN", "CAUSES", "LAST", "RUNS")
 
 
 @command(
-    argument("--gpus", "that these are there: N, all, device=0,1; 0 for CPU runs", "WHICH"),
+    argument("--gpus", "check for these GPUs: N, all, device=0,1; 0: CPU runs", "WHICH"),
     either(
         argument(
             "--tag",
-            f"a row of the matrix: its CUDA against the driver, and for --nccl ({DEFAULT})",
+            f"a row: check its CUDA against the driver; its image for --nccl ({DEFAULT})",
             type=names.argument(names.tag),
         ),
-        image("NAME", "any image, for --nccl", "--image"),
+        image("NAME", "another image for --nccl", "--image"),
     ),
     argument("--backend", "docker or local (default: docker)", default="docker"),
     flag("--json", "the same as JSON"),
     flag("--nccl", "a short all-reduce over the GPUs, in the image"),
-    argument("--nodes", "whether so many machines find each other: called on each", "N", type=int),
+    argument("--nodes", "check that N machines reach each other: start it on each", "N", type=int),
     argument(
         "--node-rank",
-        "which of them this is, unless a variable says so: 0 the first",
+        "this machine's number, unless a variable has it; 0 is the first",
         "N",
         type=int,
     ),
-    argument("--master-addr", "the address of the first one", "ADDRESS"),
-    argument("--master-port", "where it listens: 29500", "PORT", type=int, default=29500),
-    argument("--wait", "seconds for all to come: 60", "S", type=float, default=60.0),
+    argument("--master-addr", "the address of the first machine", "ADDRESS"),
+    argument("--master-port", "its port (29500)", "PORT", type=int, default=29500),
+    argument("--wait", "seconds to wait for all machines (60)", "S", type=float, default=60.0),
     epilog="Exit code: 0, 121 where a run would be refused; of --nccl 1 for a broken link.",
 )
 def doctor(args: Namespace) -> int:
-    """Look whether this machine can train: engine, GPUs, driver, memory, disk."""
+    """Check whether this machine can train: engine, GPUs, memory, disk."""
     from launcher.runs.backends import backend
 
     if args.nodes is not None:
@@ -169,7 +169,7 @@ def all_reduce_plan(args: Namespace, chosen: Backend) -> Plan:
     flag("--json", "print one JSON object a line"),
 )
 def nodes(args: Namespace) -> int:
-    """List the machines that runs failed on, and the causes that are their own."""
+    """List the machines that runs failed on, and faults of these machines."""
     import json
     from dataclasses import asdict
 
@@ -203,14 +203,14 @@ def demo(args: Namespace) -> int:
 @command(
     argument(
         "folder",
-        "keeps the engine's packages and images (default: that of `make demo`)",
+        "the folder of its packages and images (default: that of `make demo`)",
         "FOLDER",
         type=Path,
         nargs="?",
     )
 )
 def engine(args: Namespace) -> int:
-    """Keep a private engine up (Linux, root, apt) and print its DOCKER_HOST."""
+    """Run a private engine (Linux, root, apt) and print its DOCKER_HOST."""
     from launcher.base.settings import settings
     from launcher.images.engine.private.private import keep_up
 

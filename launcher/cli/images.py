@@ -37,7 +37,7 @@ COLUMNS = ("ID", "NAME", "ROW", "MEGATRON", "ADDS", "CREATED", "BASE")
 
 @command(either(flag("--quiet -q", "print the IDs alone"), JSON))
 def ls(args: Namespace) -> int:
-    """List our images: what is in them, what they add to their base, whether it is pinned."""
+    """List our images: contents, size beyond the base, whether the base is pinned."""
     import json
     from dataclasses import asdict
 
@@ -73,7 +73,7 @@ def ls(args: Namespace) -> int:
     flag("--json", "all of it as one JSON object"),
 )
 def inspect(args: Namespace) -> int:
-    """Show an image's labels, what it was built from, its provenance and its contents."""
+    """Show an image's labels, inputs, provenance and contents."""
     import json
 
     from launcher.base.settings import settings
@@ -141,7 +141,7 @@ def _text(
     flag("--write", "write facts that the row lacks into matrix.yaml"),
 )
 def probe(args: Namespace) -> int:
-    """Ask an image what is in it, and what works there.
+    """Collect facts of an image, and train in it.
 
     1 where a fact failed, or isn't what the row says.
     """
@@ -202,14 +202,14 @@ def _facts(found: Mapping[str, Fact], verdicts: Mapping[str, TrialResult]) -> st
 
 
 @command(
-    flag("--all", "all our images that no container uses, named or not"),
-    argument("--keep", "but the last N of each row and release", "N", type=int, default=0),
-    flag("--cache", "in place of images, downloads that no lock mentions"),
+    flag("--all", "also images with a name, if no container uses them"),
+    argument("--keep", "keep the last N of each row and release", "N", type=int, default=0),
+    flag("--cache", "remove downloads that no lock mentions, not images"),
     flag("--dry-run", "print what would be removed"),
     flag("--yes -y", "don't ask"),
 )
 def prune(args: Namespace) -> int:
-    """Remove our images that no tag names any more, after asking; or stale downloads."""
+    """Ask, then remove our images that have no name; or unused downloads."""
 
     if args.keep < 0:
         raise UsageError(f"--keep {args.keep} is no number of images")
@@ -289,5 +289,5 @@ def _agreed(args: Namespace, count: int, what: str, size: int) -> bool:
 
 @command(actions(build, ls, verify, inspect, probe, save, load, push, pull, prune))
 def image(args: Namespace) -> int:
-    """Build images of the matrix, check them, carry them elsewhere."""
+    """Build images of the matrix, check them, carry them to other machines."""
     return call_action(args)

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 @command(
     either(
-        flag("--keys", "of each row with each release: the key of its image"),
+        flag("--keys", "also the key of each row's image with each release"),
         flag("--json", "print one JSON object: rows and extras"),
     )
 )
@@ -70,7 +70,7 @@ WRITTEN = argument(
 )
 
 
-@command(flag("--check", "only fail where they differ"), WRITTEN)
+@command(flag("--check", "write nothing, fail if a file differs"), WRITTEN)
 def render(args: Namespace) -> int:
     """Write images/, compose/, the tables of README.md and docs/compat.md."""
     from launcher.base.settings import settings
@@ -94,12 +94,12 @@ def render(args: Namespace) -> int:
     return 1 if changed else 0
 
 
-ANEW = "ask anew for these packages, releases, extensions and images; for all where none is named"
+ANEW = "pin these packages, releases, extensions and images anew; without names, all"
 
 
 @command(
     argument("--upgrade", ANEW, "NAME", nargs="*"),
-    flag("--offline", "ask nobody, and name what wasn't asked"),
+    flag("--offline", "ask no server, and list what wasn't checked"),
     WRITTEN,
 )
 def lock(args: Namespace) -> int:
@@ -121,8 +121,8 @@ def lock(args: Namespace) -> int:
 
 @command(
     either(
-        flag("--write", "what is new into matrix.yaml, untried; as comments what lacks a fact"),
-        flag("--check", "fail where something is new"),
+        flag("--write", "add untried rows to matrix.yaml; as comments, if a fact is missing"),
+        flag("--check", "exit with 1 if something is new"),
     ),
     WRITTEN,
 )
@@ -196,20 +196,20 @@ MINUTES = partial(argument, type=above_zero, metavar="MINUTES")
     BASES,
     BUILDER,
     argument("--gpus", "N, all, device=0,1; without, the CPU", "WHICH", default="0"),
-    flag("--no-train", "build and ask only"),
-    MINUTES("--limit", "for a cell (180)", default=180.0),
-    MINUTES("--run-limit", "for a training run (10)", default=10.0),
-    argument("--disk", "what the images of a cell may take", "GB", type=above_zero),
+    flag("--no-train", "build and collect facts, don't train"),
+    MINUTES("--limit", "the longest time of a cell (180)", default=180.0),
+    MINUTES("--run-limit", "the longest time of a training run (10)", default=10.0),
+    argument("--disk", "the most that a cell's images may take", "GB", type=above_zero),
     flag("--keep", "leave images in the engine"),
     either(
         flag("--again", "try cells that are finished, too"),
-        flag("--kept", "only report all that is finished"),
+        flag("--kept", "only write the report of finished cells"),
     ),
     flag("--write", "into docs/compat.json, from which `make render` writes docs/compat.md"),
     argument("-o --output", "", "FOLDER", type=Path, default=Path("compat")),
 )
 def compat(args: Namespace) -> int:
-    """Build, ask and train in each row with each release, and report what works.
+    """Build and try each row with each release, and report what works.
 
     1 where one is worse than expected.
     """

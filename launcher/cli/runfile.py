@@ -15,23 +15,23 @@ if TYPE_CHECKING:
     from launcher.tools.importing.shell_script import Images, ImportResult
 
 
-TAG = argument("--tag", "the image where the script names none (default: 24.10)", default="24.10")
+TAG = argument("--tag", "the image, if the script names none (default: 24.10)", default="24.10")
 
 
 @command(
-    argument("script", "pretrain_gpt.sh, or a manifest", "SCRIPT", type=Path),
-    argument("values", "for what it reads: DATA_PATH=/data/x", "NAME=VALUE", nargs="*"),
-    argument("-o --output", "write there, not to stdout", "FILE", type=Path),
+    argument("script", "a script or a manifest", "SCRIPT", type=Path),
+    argument("values", "a variable of the script: DATA_PATH=/data/x", "NAME=VALUE", nargs="*"),
+    argument("-o --output", "write to this file, not to stdout", "FILE", type=Path),
     TAG,
-    argument("--start", "which of several starts, from 1", "N", type=int),
+    argument("--start", "which of several programs; 1 is the first", "N", type=int),
     argument("--nodes", "the number of nodes that the script sees", "N", type=int),
     argument("--gpus", "the GPUs of each node that it sees", "N", type=int),
-    argument("--trust", "no sandbox: what has no stand-in is run", action="store_true"),
+    argument("--trust", "no sandbox: programs without a stand-in are run", action="store_true"),
     usage="%(prog)s SCRIPT [NAME=VALUE ...] [options] [-- ARGS ...]",
-    epilog="What stands after -- is taken for the script's own arguments, $1 and on.",
+    epilog="Arguments after -- are the script's own: $1, $2 and so on.",
 )
 def import_(args: Namespace) -> int:
-    """Turn a shell script that starts Megatron into a run file.
+    """Write a run file from a shell script that starts Megatron.
 
     The script is run in a sandbox, with stand-ins for all that starts, copies or removes. What
     isn't in the run file goes to stderr, each with its line.
@@ -85,16 +85,16 @@ def _write(output: Path | None, text: str) -> None:
 
 
 @command(
-    argument("preset", "gpt2.yaml, or a run file to begin with", "PRESET", nargs="?"),
-    argument("--from-hf", "the shape of a model with config.json", "FOLDER", type=Path),
-    argument("--from-script", "what a script says, as `import`", "FILE", type=Path),
-    argument("--gpus", "how many it is for: N, or 0 for the CPU (those that are here)", "N"),
-    argument("-o --output", "write there, not to stdout", "FILE", type=Path),
+    argument("preset", "a preset such as gpt2.yaml, or a run file", "PRESET", nargs="?"),
+    argument("--from-hf", "take the model's sizes from its config.json", "FOLDER", type=Path),
+    argument("--from-script", "take a script's settings, as `import` does", "FILE", type=Path),
+    argument("--gpus", "number of GPUs, or 0 for the CPU (default: the GPUs here)", "N"),
+    argument("-o --output", "write to this file, not to stdout", "FILE", type=Path),
     TAG,
     usage="%(prog)s [PRESET | --from-hf FOLDER | --from-script FILE] [--gpus N] > mine.yaml",
 )
 def init(args: Namespace) -> int:
-    """Write a run file of your own to begin with, fitted to GPUs.
+    """Write a run file to begin with, fitted to your GPUs.
 
     Without a name it is gpt2.yaml, or gpt2-tiny.yaml where no GPU is here.
     """

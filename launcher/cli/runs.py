@@ -49,7 +49,7 @@ FILTERS = (
 
 @command(either(QUIET, JSON))
 def ps(args: Namespace) -> int:
-    """List the runs that go on, or have ended with nobody watching.
+    """List running runs, and runs that ended while no launcher followed them.
 
     125 where an engine that is there, or was named, couldn't be asked.
     """
@@ -81,7 +81,7 @@ def _tell_silent(silent: list[SilentBackends]) -> int:
 
 @command(RUN, SHOWN)
 def attach(args: Namespace) -> int:
-    """Follow a run from its first line on, as if it had been started here."""
+    """Follow a run from its first line; Ctrl-C stops the run."""
     from launcher.runs.follow.start import attach
 
     return attach(args.run, shown(args))
@@ -93,12 +93,12 @@ def _pieces(log: BinaryIO) -> Iterator[bytes]:
 
 @command(
     RUN,
-    flag("--follow -f", "go on until the run ends"),
-    argument("--tail", "the last N lines, and with -f what comes", "N", type=count),
-    argument("--since", 'lines from 10m, 2h ago on, or from "2026-05-01 12:30" on', "T"),
+    flag("--follow -f", "follow the output until the run ends"),
+    argument("--tail", "only the last N lines; with -f, also new lines", "N", type=count),
+    argument("--since", 'only lines since 10m or 2h ago, or since "2026-05-01 12:30"', "T"),
 )
 def logs(args: Namespace) -> int:
-    """Print what a run has written, also after its end.
+    """Print a run's output, also after its end.
 
     A line without a time has that of the last one before it, or of the run's start.
     """
@@ -142,9 +142,9 @@ def _times(run: str) -> tuple[tzinfo | None, datetime]:
     flag("--json", "print one JSON object"),
 )
 def explain(args: Namespace) -> int:
-    """Say what made a run fail and what mends it, from its log or any other.
+    """Find why a run failed and how to fix it, from its log or any other log.
 
-    1 where no known cause is in it.
+    The exit code is 1 if no known cause is in it.
     """
     import json
 
@@ -171,7 +171,7 @@ def explain(args: Namespace) -> int:
 
 @command(RUN)
 def stacks(args: Namespace) -> int:
-    """Say where a run's ranks are, and which one the others wait for."""
+    """Show where each rank of a run is, and which rank the others wait for."""
     from launcher.runs.follow import find, watchdog
     from launcher.runs.follow.live import tell
     from launcher.runs.records import record
@@ -192,10 +192,10 @@ def stacks(args: Namespace) -> int:
 @command(
     RUNS,
     flag("--now", "end them at once, without saving"),
-    argument("--grace", "seconds until it is killed", "S", type=count),
+    argument("--grace", "seconds until the run is killed", "S", type=count),
 )
 def stop(args: Namespace) -> int:
-    """Ask runs to save a checkpoint and end; remove what is left of ended ones."""
+    """Ask runs to save a checkpoint and end; remove ended runs from `ps`."""
     from launcher.api import Run
     from launcher.runs.follow import find
 
@@ -210,7 +210,7 @@ def stop(args: Namespace) -> int:
     usage="%(prog)s RUN -- COMMAND [ARGS ...]",
 )
 def exec(args: Namespace) -> int:
-    """Run a command where a run goes on: exec RUN -- nvidia-smi."""
+    """Run a command in a run's container: exec RUN -- nvidia-smi."""
     import shlex
     import subprocess
 
@@ -245,7 +245,7 @@ def plot(args: Namespace) -> int:
 
 @command(RUN)
 def show(args: Namespace) -> int:
-    """All that is kept of one run, as JSON."""
+    """Print the record of a run as JSON."""
     import json
 
     from launcher.runs.records.runs import shown
@@ -259,7 +259,7 @@ def show(args: Namespace) -> int:
 
 @command(RUN, flag("--json", "print one JSON object"))
 def receipt(args: Namespace) -> int:
-    """What a run took, beside its forecast: step, memory, hours, and where they went."""
+    """Compare a run with its forecast: step, memory, hours; show where the time went."""
     import json
 
     from launcher.runs.records import record
@@ -276,11 +276,11 @@ def receipt(args: Namespace) -> int:
 @command(
     *FILTERS,
     argument("--older-than", "started longer ago: 30d", "AGE"),
-    argument("--keep", "but the newest N of them", "N", type=int, default=0),
+    argument("--keep", "keep the newest N", "N", type=int, default=0),
     flag("--dry-run", "print what would be removed"),
 )
 def prune(args: Namespace) -> int:
-    """Remove records, those of bisects too; checkpoints and running runs stay."""
+    """Remove records of runs and bisects, but no checkpoint and no running run."""
     from launcher.base.names import LABEL
     from launcher.base.settings import settings
     from launcher.runs import payload
@@ -317,11 +317,11 @@ def prune(args: Namespace) -> int:
 @command(
     *FILTERS,
     either(QUIET, JSON),
-    argument("--html", "write a page with their curves, to be opened in a browser", "FILE"),
+    argument("--html", "write a page with the runs and their curves, for a browser", "FILE"),
     actions(show, receipt, prune, required=False),
 )
 def runs(args: Namespace) -> int:
-    """List the runs that there were; show one whole; prune their records."""
+    """List recorded runs; show or remove records."""
     import json
     from dataclasses import asdict
 
@@ -360,11 +360,7 @@ def _write_page(name: str, wanted: Filter) -> int:
     return 0
 
 
-@command(
-    argument(
-        "--port", "where it listens, on this machine alone; 0 is any", "N", type=int, default=0
-    )
-)
+@command(argument("--port", "the port on 127.0.0.1; 0: any free port", "N", type=int, default=0))
 def board(args: Namespace) -> int:
     """Serve a page of all runs and their curves, until Ctrl-C."""
     from launcher.tools.board import server

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from launcher.runs.runfile.source import Override, RunRequest
     from launcher.tools.data.text import TokenizedRun
 
-BACKEND = "what carries the run out: docker, local, compose, slurm or kubernetes"
+BACKEND = "where it runs: docker, local, compose, slurm or kubernetes"
 SOURCE = argument("--source", "a Megatron-LM checkout, in place of the image's", "PATH")
 SET = argument(
     "--set",
@@ -30,16 +30,16 @@ RESTARTS = argument(
     "N",
     type=int,
 )
-PROCESSES = argument("--processes", "on the CPU, where --gpus is 0", "N", type=int)
+PROCESSES = argument("--processes", "number of processes on the CPU, with --gpus 0", "N", type=int)
 DRY = (
     flag("--dry-run", "show the plan and its command; start nothing"),
-    flag("--full", "with --dry-run: the data of Kubernetes' objects as well"),
+    flag("--full", "with --dry-run: also the data of Kubernetes' objects"),
 )
 FOLLOWED = (
     SHOWN,
     flag("--detach", "start, print the run's id, and return"),
-    flag("--tie", "the run ends with the launcher, even if that is killed"),
-    flag("--no-preflight", "start without looking whether it can work"),
+    flag("--tie", "save and stop the run when the launcher ends, even if it is killed"),
+    flag("--no-preflight", "start without checking machine and image"),
 )
 """How a run is started and followed."""
 
@@ -48,10 +48,10 @@ FOLLOWED = (
     argument("config", "a run file, or the name of a preset: gpt2.yaml", "CONFIG"),
     GPUS,
     PROCESSES,
-    argument("--nodes", "how many machines; with compose, all on this one", "N", type=int),
-    argument("--node-rank", "which of them this is, 0 the first", "N", type=int),
-    argument("--master-addr", "the address of the first one", "ADDRESS"),
-    argument("--master-port", "where it listens: 29500", "PORT", type=int),
+    argument("--nodes", "number of machines; with compose, all on this machine", "N", type=int),
+    argument("--node-rank", "this machine's number; 0 is the first", "N", type=int),
+    argument("--master-addr", "the address of the first machine", "ADDRESS"),
+    argument("--master-port", "its port (29500)", "PORT", type=int),
     argument("--tag", "the image's tag: a row of the matrix"),
     SOURCE,
     SET,
@@ -60,10 +60,10 @@ FOLLOWED = (
     RESTARTS,
     *FOLLOWED,
     usage="%(prog)s CONFIG [options] [-- ARGS ...]",
-    epilog="What stands after -- goes to the training program as it is.",
+    epilog="Arguments after -- go to the training program unchanged.",
 )
 def run(args: Namespace) -> int:
-    """Train as a run file says.
+    """Start the training that a run file describes.
 
     The training program's exit code is passed on.
     """
@@ -157,7 +157,7 @@ def _show(args: Namespace, asked: RunRequest, chosen: Backend, data: TokenizedRu
     *FOLLOWED,
 )
 def resume(args: Namespace) -> int:
-    """Go on with a run from its newest complete checkpoint, on other GPUs if need be."""
+    """Continue a run from its newest complete checkpoint, also on other GPUs."""
     from launcher.runs.backends import backend
     from launcher.runs.follow.again import resumed
     from launcher.runs.records import record
@@ -167,9 +167,9 @@ def resume(args: Namespace) -> int:
     return _start(args, asked, chosen, notes)
 
 
-@command(RUN, flag("--force", "run it even where something isn't the same"), *DRY, *FOLLOWED)
+@command(RUN, flag("--force", "run it even if something has changed"), *DRY, *FOLLOWED)
 def rerun(args: Namespace) -> int:
-    """Repeat a run exactly, or say what is no longer the same."""
+    """Repeat a run exactly, or list what has changed since."""
     from launcher.runs.backends import backend
     from launcher.runs.follow.again import repeated
     from launcher.runs.records import record

@@ -14,8 +14,8 @@ NAMED = "24.10 of the matrix, or the name of any image"
 
 @command(
     image("TAG", NAMED),
-    argument("-o --output", "a folder for it alone", "DIR", type=Path, required=True),
-    flag("--thin", "without the layers of its base"),
+    argument("-o --output", "a folder for this image alone", "DIR", type=Path, required=True),
+    flag("--thin", "leave out the layers of its base"),
     image(
         "IMAGE",
         "leave out the layers of this image, which the other side has, instead of the base's",

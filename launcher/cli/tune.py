@@ -30,18 +30,18 @@ USAGE = "%(prog)s CONFIG [options] [-- ARGS ...]"
     SET,
     argument("--backend", "docker or local (default: docker)", default="docker"),
     argument("-o --output", "the tuned run file (default: NAME-tuned.yaml)", "FILE", type=Path),
-    argument("--steps", "of each setting that is measured: 25", "N", type=int, default=25),
-    argument("--minutes", "to spend at most: 5", "M", type=above_zero, default=5.0),
-    flag("--any-precision", "bf16 in place of fp16, or the other way, where that is faster"),
-    flag("--fresh", "measure again what the last search measured"),
+    argument("--steps", "steps to measure of each setting (25)", "N", type=int, default=25),
+    argument("--minutes", "at most this long (5)", "M", type=above_zero, default=5.0),
+    flag("--any-precision", "also try bf16 in place of fp16, or the reverse"),
+    flag("--fresh", "repeat the measurements of the last search"),
     flag("--json", "print one JSON object"),
-    flag("--plan", "measure nothing: predict, by what is published of the GPU"),
-    argument("--card", "another GPU than this machine's, for --plan", "NAME", default=""),
+    flag("--plan", "measure nothing: predict from the GPU's published rates"),
+    argument("--card", "with --plan: another GPU than this machine's", "NAME", default=""),
     usage=USAGE,
-    epilog="Batch, sequence, schedule and order of the data stay. It goes on where it ended.",
+    epilog="Batch, sequence, schedule and order of the data stay. To continue, repeat the command.",
 )
 def tune(args: Namespace) -> int:
-    """Find the fastest setting of a run file, and write it.
+    """Find the fastest settings of a run file, and write them.
 
     Settings are measured by short runs that save nothing.
     """
@@ -105,24 +105,24 @@ def _words(args: Namespace) -> list[str]:
 @command(
     argument("good", "a run, a run file, RUN_FILE@COMMIT, a row or an image that works", "GOOD"),
     argument("bad", "the same of one that fails", "BAD"),
-    argument("--run", "what is run in a row or an image: gpt2-tiny", "CONFIG", default=""),
+    argument("--run", "the run file for rows and images (gpt2-tiny)", "CONFIG", default=""),
     SET,
     argument("--backend", "docker or local (default: that of BAD's run, or docker)"),
-    argument("--history", "a clone of Megatron-LM: on to a commit", "PATH", type=checkout),
-    argument("--steps", "of each run: 10", "N", type=int, default=10),
-    argument("--seconds", "of a run at most: 900", "S", type=above_zero, default=900.0),
+    argument("--history", "a clone of Megatron-LM: also find the commit", "PATH", type=checkout),
+    argument("--steps", "steps of each run (10)", "N", type=int, default=10),
+    argument("--seconds", "the longest time of a run (900)", "S", type=above_zero, default=900.0),
     either(
         argument("--cause", "bad if `explain` names this cause", "TEXT", default=""),
-        argument("--loss", "bad if it is farther than this from GOOD's", type=above_zero),
+        argument("--loss", "bad if the loss is farther than this from GOOD's", type=above_zero),
         argument("--ms", "bad if a step takes this many times GOOD's", type=above_zero),
-        argument("--check", "bad if this shell command fails; 125 skips", "CMD", default=""),
+        argument("--check", "bad if this command fails; exit code 125 skips", "CMD", default=""),
     ),
     flag("--fresh", "repeat the trials of the last time"),
     flag("--json", "print one JSON object"),
-    epilog="Else a trial is bad if it fails as BAD does. The same command goes on where it ended.",
+    epilog="By default, a trial is bad if it fails as BAD does. To continue, repeat the command.",
 )
 def bisect(args: Namespace) -> int:
-    """Find what makes BAD fail and GOOD not: base, extras, release, commit or key.
+    """Find what makes BAD fail but not GOOD: base, extras, release, commit or key.
 
     1 where BAD runs well here, or GOOD fails as well.
     """
@@ -144,12 +144,12 @@ def bisect(args: Namespace) -> int:
 
 @command(
     CONFIG,
-    argument("--gpu", "a card as it is published: h100-80gb; else this machine's", "CARD"),
+    argument("--gpu", "a GPU such as h100-80gb (default: this machine's)", "CARD"),
     GPUS,
     argument("--nodes", "how many machines", "N", type=int),
     argument(
         "--network",
-        "GB/s that a GPU has to other machines; else as in NVIDIA's own machines of eight",
+        "GB/s of each GPU to other machines (default: as in NVIDIA's DGX of this GPU)",
         "GB/S",
         type=above_zero,
     ),
@@ -159,10 +159,10 @@ def bisect(args: Namespace) -> int:
     argument("--backend", BACKEND, default="docker"),
     flag("--json", "print one JSON object"),
     usage=USAGE,
-    epilog="By the runs that this site has records of, else by published rates.",
+    epilog="It uses the records of earlier runs, else published rates.",
 )
 def forecast(args: Namespace) -> int:
-    """Say what a run will take: memory, time, disk, money.
+    """Predict what a run will take: memory, time, disk, money.
 
     Nothing is started.
     """

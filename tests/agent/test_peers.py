@@ -106,17 +106,17 @@ LAST = " iteration 4/ 4 | elapsed time per iteration (ms): 1.0 | lm loss: {} | g
 PRINTS = "import os\nif os.environ['RANK'] == '1':\n    print({!r})\n"
 
 
-@pytest.mark.megatron
 @pytest.mark.parametrize(("numbers", "count"), [(("nan", "nan"), 1), (("2.0", "1.0"), 0)])
 def test_a_node_without_the_lines_of_steps_knows_that_they_are_nan(
-    numbers: tuple[str, str], count: int, tmp_path: Path
+    numbers: tuple[str, str], count: int, gpus: SetGpus, tmp_path: Path
 ) -> None:
     """Its launcher called the run finished, and left the checkpoints that it alone puts away."""
+    gpus(1)
     (script := tmp_path / "program.py").write_text(PRINTS.format(LAST.format(*numbers)))
     where = ["--nodes", "2", "--master-addr", "127.0.0.1", "--master-port", str(free_port())]
     with ExitStack() as stack:
         lines = [[*where, "--node-rank", str(node)] for node in (0, 1)]
-        runs = [runner_command(1, str(script), options=line) for line in lines]
+        runs = [runner_command(1, str(script), options=line, cpu=False) for line in lines]
         first, other = [stack.enter_context(going_on(line)) for line in runs]
     assert (first.code, other.code) == (0, 0)
     said = f"runner: {DIVERGED.format(4)}\n"

@@ -59,7 +59,7 @@ def test_no_arguments_print_the_help(capsys: pytest.CaptureFixture[str]) -> None
     with pytest.raises(SystemExit) as caught:
         cli.main([])
     assert caught.value.code == 0
-    assert "train as a run file says" in capsys.readouterr().out
+    assert "start the training that a run file describes" in capsys.readouterr().out
 
 
 def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:

@@ -133,10 +133,9 @@ FilesT = TypeVar("FilesT", bound=FileList)
 class Listing(FileList):
     """All that is in a saved image's folder.
 
-    image: the sha256 of the image's configuration, which is its ID in most engines
-    manifest: the digest of the OCI manifest
-    base: of a thin image, what it leaves out
-    split: blobs in parts, of which there are none any more
+    image: the sha256 of the image's configuration, which is its ID in most engines; manifest: the
+    digest of the OCI manifest; base: of a thin image, what it leaves out; split: blobs in parts,
+    of which there are none any more
     """
 
     format: Literal[1]
