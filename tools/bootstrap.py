@@ -15,6 +15,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -161,10 +162,22 @@ def create(venv: Path) -> None:
     if importlib.util.find_spec("venv") is None:
         raise SetupError(f"this Python has no module venv.\n  {packages_hint()}")
     with_pip = importlib.util.find_spec("ensurepip") is not None
-    option = [] if with_pip else ["--without-pip"]
+    option = [] if with_pip and not bundled_pip() else ["--without-pip"]
     run([sys.executable, "-m", "venv", *option, str(venv)], "the virtual environment")
     if not with_pip:
         add_pip(venv)
+
+
+def bundled_pip() -> Path | None:
+    """The wheel that ensurepip would install; pip runs from it, and installs the locked pip alone.
+
+    Three of 17 s of CPU less: pip isn't installed twice.
+    """
+    found = importlib.util.find_spec("ensurepip")
+    own = Path(found.origin).parent / "_bundled" if found and found.origin else Path()
+    folders = (sysconfig.get_config_var("WHEEL_PKG_DIR") or own, own)
+    wheels = (path for folder in folders for path in sorted(Path(folder).glob("pip-*.whl")))
+    return next(wheels, None) if found else None
 
 
 def add_program(venv: Path) -> None:
@@ -237,7 +250,9 @@ def install(venv: Path, requirements: Path) -> None:
     """Install exactly what a requirements file locks, each file checked against its hash."""
     count = sum("==" in line for line in requirements.read_text(encoding="utf-8").splitlines())
     print(f"installing {count} packages of {requirements.name}", flush=True)
-    argv = [str(python_in(venv)), "-m", "pip", "install", "--quiet", "--no-deps"]
+    wheel = None if [*venv.glob("lib/python3*/site-packages/pip")] else bundled_pip()
+    pip = [str(wheel / "pip")] if wheel else ["-m", "pip"]
+    argv = [str(python_in(venv)), *pip, "install", "--quiet", "--no-deps"]
     options = ["--require-hashes", "--disable-pip-version-check"]
     run([*argv, *options, "--requirement", str(requirements)], f"installing {requirements.name}")
 
