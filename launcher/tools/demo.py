@@ -109,6 +109,9 @@ def _base_ahead(site: Settings, progress: Progress) -> threading.Thread:
     wanted = (None, "", acquire.STANDIN_EPOCH, python)
 
     def make() -> None:
+        progress.note(
+            "no engine answers; a private one reaches no registry, so its base is made here"
+        )
         with suppress(EngineError, OSError):
             base.debian_base(*wanted, cache=site.cache / "bases", say=progress.note)
 
