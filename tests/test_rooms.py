@@ -19,9 +19,12 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "launcher"
 PAGE = (ROOT / "docs/architecture.md").read_text(encoding="utf-8").partition("\n## Files\n")[0]
 LISTED = PAGE.partition("\n## Packages\n")[2]
+ROWS = re.findall(r"^\| (`[a-z/]+`(?:, `[a-z/]+`)*) \| (.*) \|$", LISTED, re.MULTILINE)
 ROOMS = [
-    room.strip("/").replace("/", ".")
-    for room in re.findall(r"^\| `([a-z/]+)` \|", LISTED, re.MULTILINE)
+    f"{room}{part}".strip("/").replace("/", ".")
+    for names, contents in ROWS
+    for room in re.findall(r"[a-z/]+", names)
+    for part in (re.findall(r"`([a-z]+/)`", contents) if room == "images/" else [""])
 ]
 ARGUMENTS = "trainer.gpt.arguments"
 """What of the trainer the rooms below it may import."""
