@@ -30,7 +30,8 @@ def test_what_the_jobs_start_is_there() -> None:
     for job in JOBS:
         assert {*job.after} <= {*names}
         if job.argv:
-            assert find_spec(shlex.split(job.argv)[0]), job.argv
+            module = shlex.split(job.argv)[0]
+            assert module == "torch.distributed.run" or find_spec(module), job.argv
         else:
             there = ROOT / "bench/gpu" / job.run, PRESETS / f"{job.run}.yaml"
             assert any(path.is_file() for path in there), job.run

@@ -28,6 +28,13 @@ the margin of `fit.MARGIN` holds.
 WORKSPACE = 150 << 20
 """Bytes that a step in a CUDA graph keeps beside what is counted: bench/gpu/runs.yaml, on H100s."""
 
+PARTS = (3 * 792, 3 * 528, 352)
+"""Rows in which GPT-2's kernels keep parts of sums, fp32: those of hidden size of each norm, and
+of each layer; those of the MLP's size of each layer (trainer/fast/kernels/layers.py)."""
+
+PAIR = 2
+"""Replicas that keep gradients in 16 bits, and no more: trainer/fast/gradients.py."""
+
 LAID = 4
 """Bytes for each parameter of the largest buffer, while the fast path lays out a distributed
 optimizer, whose masters and moments are there by then: trainer/fast/buffers.py, test_fast.py."""
@@ -122,28 +129,36 @@ def needed(
     options: Mapping[str, Value],
     where: Layout,
     capability: tuple[int, int] | None = None,
+    kernels: bool = True,
 ) -> MemoryEstimate | None:
     """The memory of the rank that needs most; None where the sizes aren't known.
 
     That is the first stage of a pipeline, which holds the embedding and the activations of as
     many micro-batches as there are stages (1F1B), or the last, which makes the logits.
-    `capability` is the GPU's.
+    `capability` is the GPU's; `kernels`: whether layers like GPT-2's are left to those.
     """
     try:
-        return _needed(program, options, where, capability)
+        return _needed(program, options, where, capability, kernels)
     except (KeyError, TypeError, ValueError, ZeroDivisionError, OverflowError):  # no number
         return None
 
 
 def _needed(
-    program: str, options: Mapping[str, Value], where: Layout, capability: tuple[int, int] | None
+    program: str,
+    options: Mapping[str, Value],
+    where: Layout,
+    capability: tuple[int, int] | None,
+    kernels: bool,
 ) -> MemoryEstimate | None:
     size = _shape(program, options)
     states = bytes_of_states(program, options, where.data * where.context)
     micro = options.get("micro_batch_size")
     if size is None or states is None or not isinstance(micro, int):
         return None
-    rank = _Rank(program, options, size, where, capability)
+    how = compiled(program, options, where)
+    halves = bool(how) and "bf16" in options
+    kernels &= how == "whole" and where.context == 1 and halves and like_gpt2(options)
+    rank = _Rank(program, options, size, where, capability, how, kernels)
     width, tensor, undivided = rank.width, where.tensor, rank.undivided
     batch = model.whole(options, "global_batch_size", micro * where.data)
     tokens = size.sequence * micro / where.context  # of a micro-batch, on one process
@@ -152,12 +167,13 @@ def _needed(
     own, sharers = experts(options, size, where)
     of_experts = bytes_of_states(program, options, sharers) or states
     entering = tokens * size.hidden * width / undivided  # bytes of what goes into a layer
-    how = compiled(program, options, where)
     routed, back = rank.bytes_of_routed(grouped=bool(how))
     whole = tokens * (rank.bytes_of_token() + size.expert_layers / size.layers * routed)
-    kept, once = _with_recomputing(options, layers, whole, entering)
+    activations_kept, once = _with_recomputing(options, layers, whole, entering)
     buffer, copies_of_scores = rank.bytes_of_scores()
     back = tokens * max(back, copies_of_scores)
+    single = batch == micro * where.data
+    parts_of_sums = rank.bytes_of_sums(tied=single) if kernels else 0
     left = bool(how) and tensor == 1 and "fp16" not in options  # which wasn't measured
     stages = []
     fast = program == model.GPT and "no_fast" not in options
@@ -173,7 +189,7 @@ def _needed(
             parameters += size.norm
             if not (first and size.tied):  # a last stage has a copy of tied embeddings
                 parameters += size.words(tensor)
-        activations, logits = kept * in_flight + once, 0.0
+        activations, logits = activations_kept * in_flight + once, 0.0
         if first and rank.drops("hidden_dropout"):
             activations += tokens * size.hidden * in_flight / undivided  # the embedding's mask
         if last:
@@ -188,12 +204,13 @@ def _needed(
         )
         parts = (weights, gradients, optimizer, int(activations), int(logits))
         beside = max(tokens * buffer, back - logits)  # which are gone by then
-        if how == "whole" and "bf16" in options:
-            made = parameters if batch == micro * where.data else 2 * size.words()
-            beside += WORKSPACE + 2 * made
+        if how == "whole" and halves:
+            kept = 2 * (parameters if single else 2 * size.words()) + parts_of_sums
+            beside += WORKSPACE + kept
             if last and options.get("eval_iters") != 0:
-                other = 2 * made + logits / copies * EVALUATED
-                beside = max(beside, other - sum(parts[3:]))
+                beside = max(beside, kept + logits / copies * EVALUATED - sum(parts[3:]))
+        elif halves and single and where.world == where.data <= PAIR and sharers == where.data:
+            beside += weights  # of one buffer, as much in 16 bits: trainer/fast/gradients.py
         if laid:
             largest = max(parameters / (where.data * where.context), expert_layers * own / sharers)
             beside = max(beside, LAID * largest - sum(parts[3:]))
@@ -251,6 +268,8 @@ class _Rank:
     size: ModelShape
     where: Layout
     capability: tuple[int, int] | None
+    how: str
+    kernels: bool
 
     @property
     def width(self) -> int:
@@ -277,17 +296,30 @@ class _Rank:
     def bytes_of_token(self) -> float:
         """Bytes that a layer keeps of a token for the way back: all of it, without recomputing."""
         size, width = self.size, self.width
-        masks = 2 if self.drops("hidden_dropout") else 0
+        masks = 2 if self.drops("hidden_dropout") and not self.kernels else 0
         outside = size.hidden * (4 * width + masks)  # two norms' inputs and outputs, dropout
+        if self.how and self.undivided > 1:  # gathered, the latter are kept whole
+            outside += 2 * size.hidden * width * (self.undivided - 1)
         heads, keys = size.heads * size.head, 2 * size.groups * size.head
         attention = heads + keys + heads  # queries, keys and values, context
-        if self.program == model.GPT:  # it repeats grouped keys, and copies the context
-            attention = 5 * heads + (heads + keys // 2 if "qk_layernorm" in self.options else 0)
+        if self.program == model.GPT:  # it repeats grouped keys; eager, it copies the context
+            attention = (4 if self.how else 5) * heads
+            if "qk_layernorm" in self.options:  # what goes into them; compiled, queries twice
+                attention += 2 * heads + keys if self.how else heads + keys // 2
             if self.where.context > 1 and size.groups < size.heads:
-                attention += keys  # queries are a view of all that was exchanged: fast/context.py
+                # queries are a view of all that was exchanged, and the context comes back
+                attention += keys + heads
         inside = (attention + size.ffn * (3 if size.gated else 2)) * float(width)
         inside += size.heads * size.sequence / self.where.context * self._kept_of_score
         return outside / self.undivided + inside / self.where.tensor
+
+    def bytes_of_sums(self, *, tied: bool) -> float:
+        """Bytes that GPT-2's kernels keep for sums over rows; `tied`: and those of the words'
+        gradient, by both their uses."""
+        size, (norms, layers, inside) = self.size, PARTS
+        rows = norms * (2 * size.layers + 1) + layers * (size.layers + 1)
+        width = rows * size.hidden + inside * (size.layers + 1) * size.ffn
+        return 4.0 * (width + (size.words() if tied and size.tied else 0))
 
     def bytes_of_scores(self) -> tuple[float, float]:
         """Bytes of a token's scores in upstream's plain attention: of the buffer that Megatron

@@ -71,10 +71,10 @@ NO_LINKS: Mapping[str, float] = MappingProxyType({})
 
 BUSY, BUSY_EXPERTS = "upstream, busy", "upstream's experts, busy"
 OFF = {
-    "kernels": (0.83, 1.16),
-    "graphed": (0.83, 1.16),
-    "compiled": (0.83, 1.16),
-    "experts": (0.83, 1.16),
+    "kernels": (0.82, 1.16),
+    "graphed": (0.82, 1.16),
+    "compiled": (0.82, 1.16),
+    "experts": (0.82, 1.16),
     "eager": (0.80, 1.15),
     "upstream": (0.65, 1.45),
     BUSY: (0.72, 1.06),

@@ -50,7 +50,7 @@ class Work:
 
     def memory(self, capability: tuple[int, int] | None = None) -> memory.MemoryEstimate | None:
         """Bytes on the GPU that needs most, which has this compute capability."""
-        return memory.needed(self.program, self.options, self.where, capability)
+        return memory.needed(self.program, self.options, self.where, capability, self.kernels)
 
     def number(self, name: str, default: int = 0) -> int:
         """An option as a whole number; the default where it is none."""

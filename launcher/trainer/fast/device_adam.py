@@ -174,13 +174,14 @@ class DeviceAdam:
     def settle(self) -> int:
         """The steps taken, set in Megatron's optimizer too, which a checkpoint is made of."""
         steps = int(self.steps)
+        same = torch.tensor(float(steps))  # on the host, where a save looks at it
         for inner in self.inners:
             if type(inner.optimizer).__name__ in BY_GROUP:
                 for group in inner.optimizer.param_groups:
                     group["step"] = steps
                 continue
             for state in inner.optimizer.state.values():
-                state["step"] = torch.tensor(float(steps), device=state["exp_avg"].device)
+                state["step"] = same
         if self.dynamic:
             self.scaler._growth_tracker = int(self.growth)
             self.scaler._hysteresis_tracker = int(self.hysteresis)

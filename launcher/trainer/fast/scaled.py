@@ -15,6 +15,7 @@ import torch
 
 from launcher.agent.ranks.ending import OptionError
 from launcher.trainer.fast import compiled
+from launcher.trainer.gpt.arguments import OWN_RECIPES
 
 LEAST = (8, 9)
 """The compute capability that has FP8's products."""
@@ -22,13 +23,10 @@ LEAST = (8, 9)
 NEVER = 1e-12
 """Below it a tensor's largest number is taken for this: a scale of 0 divides."""
 
-RECIPES = ("delayed", "tensorwise")
-"""Of Transformer Engine's, whose formats are these; a scale here is never an earlier step's."""
-
 
 def check_support(arguments: argparse.Namespace) -> None:
     """Raises `OptionError` where torch or the GPU has no products in FP8, or none so scaled."""
-    if arguments.fp8_recipe not in RECIPES:
+    if arguments.fp8_recipe not in OWN_RECIPES:
         raise OptionError(f"--fp8-recipe {arguments.fp8_recipe} needs Transformer Engine")
     if not hasattr(torch, "_scaled_mm") or torch.__version__ < (2, 5):
         raise OptionError(f"--fp8-format needs torch 2.5 or newer, and this is {torch.__version__}")

@@ -67,6 +67,10 @@ class OptionParser(argparse.ArgumentParser):
         return arguments
 
 
+OWN_RECIPES = ("delayed", "tensorwise")
+"""Of Transformer Engine's, whose formats our products have; a scale is never an earlier step's."""
+
+
 def parser(
     prog: str = "python3 -m launcher.trainer.gpt",
     description: str = "Train a Megatron-Core GPT. Start its ranks with launcher.agent.runner.",
@@ -240,7 +244,8 @@ def complete(arguments: argparse.Namespace) -> argparse.Namespace:
         arguments.moe_ffn_hidden_size = arguments.moe_ffn_hidden_size or arguments.ffn_hidden_size
     arguments.max_position_embeddings = arguments.max_position_embeddings or arguments.seq_length
     arguments.lr_decay_iters = arguments.lr_decay_iters or arguments.train_iters
-    if arguments.fp8 and arguments.transformer_impl == "auto" and find_spec("transformer_engine"):
+    theirs = arguments.fp8 and arguments.fp8_recipe not in OWN_RECIPES
+    if theirs and arguments.transformer_impl == "auto" and find_spec("transformer_engine"):
         arguments.transformer_impl = "transformer_engine"
     if arguments.eod_id is None:
         arguments.eod_id = arguments.vocab_size - 1

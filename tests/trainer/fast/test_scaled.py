@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+from argparse import Namespace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from launcher.agent.ranks.ending import OptionError
 from tests.agent.conftest import TINY, start
 from tests.trainer.fast.test_fast import LLAMA, SPLIT, compiled_program
 
@@ -98,6 +101,29 @@ def test_training_in_fp8_stays_by_bf16(
     assert "products in FP8" not in bf16.output
     assert fp8.losses == pytest.approx(bf16.losses, abs=0.03)
     assert fp8.losses != bf16.losses
+
+
+@pytest.mark.parametrize(("hidden", "offered"), [(768, False), (1024, False), (2048, True)])
+@pytest.mark.parametrize("asked", ["auto", "transformer_engine"])
+def test_transformer_engines_fp8_is_offered_where_it_was_a_gain(
+    hidden: int, offered: bool, asked: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was taken for GPT-2, and slower than bf16."""
+    from launcher.trainer.gpt import model
+
+    class Offered(Exception):
+        pass
+
+    def layers(**_: Any) -> None:
+        raise Offered
+
+    monkeypatch.setattr(model.importlib.util, "find_spec", lambda name: name)
+    monkeypatch.setattr(model, "get_gpt_layer_with_transformer_engine_spec", layers)
+    given = {"hidden_size": hidden, "transformer_impl": asked, "fp8": "hybrid", "on_cpu": False}
+    arguments = Namespace(**given, moe_grouped_gemm=False, num_experts=None)
+    with pytest.raises(Offered if offered else OptionError) as refused:
+        model._layers(arguments, None, Namespace(compiled=False))
+    assert offered or "98 ms" in str(refused.value)
 
 
 def test_fp8_is_refused_where_nothing_has_it(tmp_path: Path) -> None:
