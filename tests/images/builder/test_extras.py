@@ -208,8 +208,8 @@ def test_versions_give_a_name_that_a_tag_can_have() -> None:
         (["a; os_name == 'nt'"], "by spaces"),
         (["hf,wandb"], "by spaces"),
         (["a=1"], "peft>=0.10,<1"),
-        (["./a-1.0-py3-none-any.whl"], "PIP_FIND_LINKS"),
-        (["a-1.0-py3-none-any.whl"], "PIP_FIND_LINKS"),  # it was taken for a name
+        (["./a-1.0-py3-none-any.whl"], "Of a wheel"),
+        (["a-1.0-py3-none-any.whl"], "Of a wheel"),  # it was taken for a name
     ],
 )
 def test_what_is_no_package_is_refused(names: list[str], told: str) -> None:
