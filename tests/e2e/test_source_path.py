@@ -67,7 +67,13 @@ def test_the_quickstart_trains_unchanged_on_the_cpu(whole_image: str, tmp_path: 
 
 def test_the_image_is_asked_for_what_no_rule_here_knows(whole_image: str, tmp_path: Path) -> None:
     """It ended in validate_args, once every process had imported torch and Megatron."""
-    upstreams = ("program=pretrain_gpt.py", "logging.check_replicas_interval=null")
+    upstreams = (
+        "program=pretrain_gpt.py",
+        "logging.check_replicas_interval=null",
+        "model.transformer_impl=local",
+        "megatron_args.no_persist_layer_norm=true",
+        "megatron_args.no_gradient_accumulation_fusion=true",
+    )
     wrong = (
         "megatron_args.moe_extended_tp=true",
         "megatron_args.moe_token_dispatcher_type=alltoall",

@@ -23,6 +23,10 @@ OWN_WHEEL = (
     "Then build with PIP_FIND_LINKS=$PWD/wheels."
 )
 """What mends that a package has no wheel."""
+SPELLING = (
+    'Separate names by spaces, with none inside: EXTRAS="hf peft>=0.10,<1 ray[default]". '
+    "Of a wheel write the package's name, and build with PIP_FIND_LINKS=FOLDER."
+)
 LONGEST = 60
 """Characters of a part of an image's tag, which has at most 128."""
 
@@ -97,13 +101,8 @@ def normalised(names: Sequence[str]) -> tuple[str, ...]:
         except InvalidRequirement:
             one = None
         if one is None or one.url or one.marker or name.endswith(".whl"):
-            mend = (
-                'Separate names by spaces, with none inside: EXTRAS="hf peft>=0.10,<1 ray[default]"'
-            )
-            if name.endswith(".whl"):
-                mend = "Write the package's name, and build with PIP_FIND_LINKS=FOLDER of the wheel"
-            elif url := next((one for one in names if "://" in one), ""):
-                mend = f"{OWN_WHEEL.format(url)} The extra is then its name."
+            url = next((one for one in names if "://" in one), "")
+            mend = f"{OWN_WHEEL.format(url)} The extra is then its name." if url else SPELLING
             raise UsageError(
                 f"extras: {name!r} is neither a set of matrix.yaml nor a package", mend
             )

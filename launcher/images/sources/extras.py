@@ -293,5 +293,6 @@ def _remedy(error: BuildError, made: Recipe, matrix: Matrix) -> str:
         named = error.problem.removesuffix(NO_WHEEL).removesuffix(", which ").split()
         said.append(OWN_WHEEL.format(named[-1]))
     if "no index has" in error.problem:
-        said.append(f"Named sets: {nearest(error.problem.split()[-1], list(matrix.extras))}")
+        names = [*matrix.extras, *(name for one in matrix.extras.values() for name in one.packages)]
+        said.append(nearest(error.problem.split()[-1], names))
     return "\n  ".join([*said, error.remedy]).strip() or "Leave one out, or allow other versions."

@@ -70,9 +70,8 @@ class ResolvedSet:
 def resolve(wanted: RequirementSet, site: Settings, pip: index.Pip | None = None) -> ResolvedSet:
     """Have uv choose wheels that fit: those before, else the newest.
 
-    It asks as the user configured pip (`pip`, where that is known), then PyTorch's index as well,
-    unless something is there already. Raises BuildError, which names the two requirements that
-    clash where uv names them.
+    It asks as `pip`, or the user's configuration, says, then PyTorch's index, unless something is
+    there already. Raises BuildError, which names the two requirements that clash where uv does.
     """
     if not wanted.requirements:
         return ResolvedSet([], {})

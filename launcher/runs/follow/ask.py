@@ -95,19 +95,17 @@ def _kept(
     plan: Plan, argv: tuple[str, ...], machine: Machine, chosen: Backend, cache: Path
 ) -> Mapping[str, str]:
     """The answer, from the cache where the same was asked before."""
-    from launcher.agent import validate
-
-    words = ["--world-size", str(plan.nodes * plan.processes_per_node)]
+    words = [*plan.argv[:2], "validate", "--world-size", str(plan.nodes * plan.processes_per_node)]
     words += ["--capability", _capability(plan, machine), *argv]
-    text = Path(validate.__file__).read_text(encoding="utf-8")
     image = str(chosen.identity(plan.image)["id"])
-    asked = json.dumps([image, text, words, plan.env], sort_keys=True)
+    asked = json.dumps([image, words, plan.env], sort_keys=True)  # with the payload's digest
     path = cache / "asked" / f"{hashlib.sha256(asked.encode()).hexdigest()}.json"
     if path.is_file():
         return _answer(path.read_text(encoding="utf-8"))
     if chosen.has_engine:
-        bare = bare_plan(chosen, {"name": image}, "0", ["python3", "-c", text, *words])
-        answer = _answer(said(replace(bare, env=plan.env), chosen, DEADLINE))
+        mounts = (plan.payload,) if plan.payload else ()
+        bare = replace(bare_plan(chosen, {"name": image}, "0", words), env=plan.env, mounts=mounts)
+        answer = _answer(said(bare, chosen, DEADLINE))
     else:
         answer = _answer(_said_here(plan, words))
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -118,10 +116,9 @@ def _kept(
 def _said_here(plan: Plan, words: Sequence[str]) -> str:
     """What the payload's `validate` prints in this environment. Raises OSError and EngineError."""
     env = {name: os.environ.get(name, "") if value is None else value for name, value in plan.env}
-    command = [*plan.argv[:2], "validate", *words]
     try:
         done = subprocess.run(
-            command, env=os.environ | env, cwd=plan.workdir, capture_output=True, timeout=DEADLINE
+            words, env=os.environ | env, cwd=plan.workdir, capture_output=True, timeout=DEADLINE
         )
     except subprocess.TimeoutExpired:
         return ""
@@ -153,7 +150,7 @@ def _answer(text: str) -> Mapping[str, str]:
     lines = text.strip().splitlines()
     told: Any = json.loads(lines[-1]) if lines else None
     if not isinstance(told, dict) or not all(isinstance(one, str) for one in told.values()):
-        raise ValueError(f"it gave no answer within {DEADLINE} s")
+        raise ValueError(f"it ended, or {DEADLINE} s went by, without an answer")
     if "refused" in told and "where" not in told:
         raise ValueError("it gave an answer that means nothing here")
     return told

@@ -15,12 +15,16 @@ from launcher.base.errors import EngineError
 from launcher.runs.backends.docker.docker import DockerBackend
 from launcher.runs.checks.machine import Finding, Machine
 from launcher.runs.follow import ask
+from launcher.runs.payload import KEY
 from launcher.runs.plan.image import ImageFacts
 from launcher.runs.plan.job import OutputPiece
+from launcher.runs.plan.mounts import Mount
 from launcher.runs.plan.plan import Plan
 from tests.runs.checks.conftest import Asker, card
 
 UPSTREAM = ("program=pretrain_gpt.py", "gpus=2")
+SENT = Mount("/payloads/d/launcher", "/opt/launchpad/launcher", True, KEY)
+OTHER = Mount("/data", "/data", True, "data.path")
 
 
 class Answering(DockerBackend):
@@ -66,7 +70,7 @@ class Process:
 
 
 def found(asked: Asker, engine: Answering, cache: Path, *sets: str) -> list[Finding]:
-    plan = asked("gpt2", *UPSTREAM, *sets).plan
+    plan = replace(asked("gpt2", *UPSTREAM, *sets).plan, mounts=(SENT, OTHER))
     return [*ask.ask_image(plan, Machine(gpus=(card(capability=(8, 0)),)), engine, cache)]
 
 
@@ -80,7 +84,9 @@ def test_a_refusal_is_told_and_kept(asked: Asker, tmp_path: Path) -> None:
         assert "no such thing" in finding.what
         assert "arguments.py:7" in finding.why
     (plan,) = engine.__dict__["started"]
-    assert (plan.mounts, plan.network, plan.gpus.count) == ((), "none", 0)
+    assert (plan.network, plan.gpus.count) == ("none", 0)
+    assert plan.mounts == (SENT,)  # without it, `validate` found no launcher to import
+    assert plan.argv[1:3] == ("/opt/launchpad/launcher/agent/start.py", "validate")
     words = plan.argv[3:]
     assert words[:4] == ("--world-size", "2", "--capability", "8.0")
     assert words[4] == "/opt/megatron/src/pretrain_gpt.py"
