@@ -160,9 +160,11 @@ SCOPES = {
     "runs": "compose compose_create debian13 faults gpus shell source_mount",
     "inside": "train_in_image local weights_in_image docs_in_image doctor",
     "slurm": "slurm",
+    "hours": "nvcc arm64",
 }
-"""The files that train in the CPU image, those whose runs are started, stopped and killed, and
-those that run again in the CPU image; the others that need an engine make and count images."""
+"""The files that train in the CPU image, those whose runs are started, stopped and killed, those
+that run again in the CPU image, and what `make test-long` compiles or emulates for an hour; the
+others that need an engine make and count images."""
 
 ORDER = ["images", *SCOPES]
 """What takes longest comes first, and the small files of the other tests last."""
