@@ -156,14 +156,17 @@ def cpu_images(engine: DockerClient, site: Settings, bases: BaseNames) -> CpuIma
 
 
 SCOPES = {
-    "inside": "train_in_image local weights_in_image docs_in_image data example trained doctor "
-    "payload watchdog",
-    "runs": "compose compose_create debian13 faults gpus shell slurm source_mount",
+    "trained": "data example trained payload watchdog",
+    "runs": "compose compose_create debian13 faults gpus shell source_mount",
+    "inside": "train_in_image local weights_in_image docs_in_image doctor",
+    "slurm": "slurm",
+    "hours": "nvcc arm64",
 }
-"""The files that train in the CPU image, and those whose runs are started, stopped and killed; the
+"""The files that train in the CPU image, those whose runs are started, stopped and killed, those
+that run again in the CPU image, and what `make test-long` compiles or emulates for an hour; the
 others that need an engine make and count images."""
 
-ORDER = [*SCOPES, "images"]
+ORDER = ["images", *SCOPES]
 """What takes longest comes first, and the small files of the other tests last."""
 
 
@@ -188,7 +191,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Of several workers, each takes one of ORDER, and then all take file by file.
+    """Each worker takes the next one of ORDER, and then all take file by file.
 
     Where --dist names another way, as inside an image, that is taken.
     """

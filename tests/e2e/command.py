@@ -107,6 +107,7 @@ def pytest_in(
         "PYTHONPATH": "/opt/megatron/lib:/opt/packages/lib:/testing",
         "PYTHONDONTWRITEBYTECODE": "1",
         "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+        "OMP_NUM_THREADS": "1",
         "PYTEST_ADDOPTS": "-p no:cacheprovider -p pytest_timeout -p xdist --dist worksteal",
     }
     done = contained(

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from docker.models.containers import Container
 
 WITHIN = 600.0  # seconds, on a machine that is busy with other things
+ONE_THREAD = {"OMP_NUM_THREADS": 1}
+"""Of a tiny model's training on a busy machine: two wait for each other in each operator, and a
+step took seconds."""
 RUNNER = """\
 #!/usr/bin/env python3
 # Stands in for the runner, which needs torch: starts the program in its own place.

@@ -43,7 +43,7 @@ def train(image: str, folder: Path, *settings: str) -> list[str]:
         *("training.micro_batch_size=4", "training.lr=1e-2", "training.lr_warmup_iters=3"),
         *("logging.log_interval=1", "logging.eval_interval=100", "checkpoint.save_interval=30"),
         *(f"checkpoint.save={folder / 'save'}", f"checkpoint.load={folder / 'save'}"),
-        *(f"data.cache={folder / 'index'}", *settings),
+        *(f"data.cache={folder / 'index'}", "env.OMP_NUM_THREADS=1", *settings),
     ]
     return ["run", "demo.yaml", *(part for one in chosen for part in ("--set", one))]
 

@@ -29,6 +29,7 @@ from launcher.images.engine.private import packages, private
 from launcher.tools.weights import archive
 from tests.e2e.registry import listener
 from tests.e2e.site import (
+    ONE_THREAD,
     WITHIN,
     Site,
     Started,
@@ -250,7 +251,7 @@ def training(image: str) -> dict[str, Any]:
     return {
         "image": {"name": image},
         **{"program": "gpt", "gpus": 0, "processes": 1},
-        "env": {"PYTHONPATH": "/faults:/opt/megatron/lib:/opt/packages/lib"},
+        "env": {"PYTHONPATH": "/faults:/opt/megatron/lib:/opt/packages/lib", **ONE_THREAD},
         "mounts": [{"source": "faults", "target": "/faults", "read_only": False}],
         "model": {
             **{"num_layers": 1, "hidden_size": 32, "num_attention_heads": 2, "seq_length": 32},

@@ -101,7 +101,7 @@ class Launchers:
 
     def __call__(self, *args: str) -> subprocess.CompletedProcess[str]:
         process = self.start(*args)
-        out, err = process.communicate(timeout=120)
+        out, err = process.communicate(timeout=600)
         return subprocess.CompletedProcess(args, process.returncode, out, err)
 
     def ps(self) -> list[str]:
@@ -159,7 +159,7 @@ def test_it_outlives_its_launcher_is_found_and_goes_on_in_another_layout(
     assert follower.stdout
     assert any(" iteration        1/" in line for line in follower.stdout)
     follower.send_signal(signal.SIGINT)
-    _, err = follower.communicate(timeout=120)
+    _, err = follower.communicate(timeout=600)
     at = saved(tmp_path)
     assert follower.returncode == 0
     assert f"run {run} stopped, exit code 0" in err
@@ -189,7 +189,7 @@ def test_a_run_with_a_rank_that_the_kernel_holds_is_ended(launchers: Launchers) 
         if "gpt" in words and b"\0RANK=1\0" in Path(f"/proc/{number}/environ").read_bytes()
     )
     os.kill(held, signal.SIGSTOP)
-    _, err = process.communicate(timeout=120)
+    _, err = process.communicate(timeout=600)
     assert process.returncode not in (0, 2), err
     assert re.search(r"no output for \d+ s: rank 1 doesn't answer: the kernel has it as T", err)
     assert "ending it, as watchdog.action says" in err
@@ -207,7 +207,7 @@ def test_the_ranks_end_with_a_runner_that_is_killed(launchers: Launchers, tmp_pa
         if "/launcher/agent/start.py runner " in words and "keeper" not in words
     )
     os.kill(runner, signal.SIGKILL)
-    _, err = process.communicate(timeout=120)
+    _, err = process.communicate(timeout=600)
     assert process.returncode == 137
     assert "failed, exit code 137" in err
     assert launchers.ranks() == {}
@@ -321,7 +321,7 @@ def test_nodes_by_hand_save_to_one_folder(launchers: Launchers, tmp_path: Path) 
     line = sets(split, "training.train_iters=2", "checkpoint.save=both", *nodes)
     other = launchers.start(*line, "--node-rank", "1")
     first = launchers(*line, "--node-rank", "0")
-    assert (first.returncode, other.wait(120)) == (0, 0), first.stderr
+    assert (first.returncode, other.wait(600)) == (0, 0), first.stderr
     assert {path.name for path in (tmp_path / "both").glob("*")} >= {"iter_0000002"}
     assert {path.name[:4] for path in tmp_path.glob("both/*/*.distcp")} == {"__0_", "__1_"}
     assert not [*tmp_path.glob("both/*.partial")]
@@ -364,6 +364,6 @@ def test_nodes_by_hand_go_on_without_one_that_is_killed(
     until("runner: going on with 1 of 2 nodes: node 1 didn't come to 127.0.0.1")
     until(" lm loss: ")
     first.send_signal(signal.SIGINT)
-    assert first.wait(120) == 0, said
+    assert first.wait(600) == 0, said
     for run in launchers.ps():
         launchers("stop", run)

@@ -59,6 +59,7 @@ def built(engine: DockerClient, cpu_images: CpuImages) -> dict[str, str]:
 def short(image: str) -> list[str]:
     """What is set of gpt2-tiny: the image, one process, and few steps."""
     alone = ["processes=1", "parallel.tensor_model_parallel_size=1"]
+    alone.append("env.OMP_NUM_THREADS=1")
     return [f"image={{name: '{image}:latest'}}", "training.train_iters=5", *alone]
 
 

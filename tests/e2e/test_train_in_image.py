@@ -56,6 +56,7 @@ def test_launcher_train_passes_its_tests_in_the_image(
         "tests/agent",
         "tests/trainer",
         chosen=chosen,
+        workers=2 if chosen == "long" else 1,  # each imports torch twice; others work beside it
         environment={"SMALL_DISK": "/small"},
         mounts=[Mount("/small", None, type="tmpfs", tmpfs_size=1 << 20)],
     )
