@@ -39,7 +39,7 @@ from launcher.runs.follow.assemble import PlannedRun, assemble, new_stamp
 from launcher.runs.follow.live import tell
 from launcher.runs.follow.start import begin, check_start, keep
 from launcher.runs.plan.job import Backend
-from launcher.runs.records import owner, plot, record, runs, watch
+from launcher.runs.records import owner, record, runs
 from launcher.runs.records.runs import Filter, RunSummary
 from launcher.runs.runfile import source
 from launcher.runs.runfile.config import RunConfig
@@ -203,17 +203,19 @@ class Run:
         self._follower().wait()
         return self.summary
 
-    def metrics(self, kind: str = plot.STEP) -> list[dict[str, Any]]:
+    def metrics(self, kind: str = "step") -> list[dict[str, Any]]:
         """The metrics of its log: steps or validations, in which each iteration counts once.
 
         Of other kinds ("memory", "alarm") every line is returned. docs/watching.md has the keys.
         """
+        from launcher.runs.records import plot
+
         found = plot.read_metrics(self.id)
         if kind in (plot.STEP, plot.VALIDATION):
             found = iter(plot.continued(found))
         return [one for one in found if one["kind"] == kind]
 
-    def frame(self, kind: str = plot.STEP) -> pandas.DataFrame:
+    def frame(self, kind: str = "step") -> pandas.DataFrame:
         """The same as a data frame. Raises UsageError where there is no pandas."""
         try:
             import pandas
@@ -223,7 +225,7 @@ class Run:
 
     def log(self) -> str:
         """What it has written until now, of all attempts that a launcher has followed."""
-        return b"".join(map(Path.read_bytes, watch.logs(self.folder))).decode(errors="replace")
+        return b"".join(map(Path.read_bytes, record.logs(self.folder))).decode(errors="replace")
 
     def output(self, *, follow: bool = False) -> Iterator[tuple[bool, bytes]]:
         """What it writes, each piece with whether it is stderr's; or what was kept of it."""
@@ -232,7 +234,7 @@ class Run:
         except LauncherError as error:
             kept = list[Path]()
             with suppress(UsageError):
-                kept = watch.logs(Run.find(self.id).folder)
+                kept = record.logs(Run.find(self.id).folder)
             if not kept:
                 raise
             if isinstance(error, EngineError):

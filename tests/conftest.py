@@ -6,6 +6,7 @@ import fcntl
 import importlib.util
 import os
 import signal
+import sys
 from collections.abc import Generator, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -34,6 +35,10 @@ hypothesis_settings.register_profile("same", unhurried, derandomize=True, max_ex
 hypothesis_settings.register_profile("long", unhurried, derandomize=True, max_examples=300)
 hypothesis_settings.register_profile("search", unhurried)
 hypothesis_settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
+
+# A launcher that is started must not compile all its modules: 0.4 s of CPU time, 3000 times.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 # A shell's background jobs are deaf to SIGINT, and so would be all that tests start.
 signal.signal(signal.SIGINT, signal.default_int_handler)

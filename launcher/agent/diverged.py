@@ -1,19 +1,50 @@
-"""Notes from which iteration on a run's numbers are NaN: the last rank's node alone has them."""
+"""From which iteration on a run's numbers are NaN: the launchers and the last rank judge alike."""
 
 from __future__ import annotations
 
+import builtins
 import re
-import sys
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
 
 FILE = "diverged"
-STEP = re.compile(r"\biteration +(\d{1,18})/ *\d+ \|(.*)", re.DOTALL)
-NUMBER = re.compile(
-    r"\| *([a-z][\w ./-]*): +([-+]?(?:\d+(?:\.\d*)?(?:e[-+]?\d+)?|inf|nan)) ", re.IGNORECASE
-)
+STEP = re.compile(r"\biteration +([0-9]{1,18})/ *[0-9]{1,18} \|(.*)", re.DOTALL)
+NUMBER = re.compile(r"[-+]?(?:[0-9]+(?:\.[0-9]*)?(?:e[-+]?[0-9]+)?|inf|nan)", re.IGNORECASE)
+
+
+@dataclass
+class Divergence:
+    """`first` is the iteration from which on no weights were numbers, 0 where the last ones were.
+
+    `has_loss`: whether an earlier line had a loss
+    """
+
+    has_loss: bool = False
+    first: int = 0
+
+    def add(self, iteration: int, step: Mapping[str, float | None]) -> None:
+        """Judge a line of the log by its names and numbers; Megatron leaves out a loss of NaN.
+
+        A gradient that is a number is enough: a mean is NaN where one batch has no token to learn,
+        and fp16 skips steps. The norm is 0 where Megatron doesn't clip.
+        """
+        losses = [x for name, x in step.items() if name.endswith("loss") and x is not None]
+        skipped, nan = (step.get(f"number of {kind} iterations") for kind in ("skipped", "nan"))
+        gone = not losses and (nan or (skipped == 0 and self.has_loss))
+        bad = bool(gone) or not all(map(isfinite, losses))
+        if norm := step.get("grad norm"):
+            bad = not isfinite(norm) and (bad or bool(nan) or not skipped)
+        self.has_loss = self.has_loss or bool(losses)
+        self.first = (self.first or iteration) if bad else 0
+
+
+def named_values(text: str) -> list[tuple[str, str]]:
+    """Names and values of `name: value | name: value |`; what no bar ends is left out."""
+    pairs = (part.partition(":") for part in text.split("|")[:-1])
+    return [(name.strip(), value.strip()) for name, _, value in pairs]
 
 
 def note(environ: Mapping[str, str], folder: str) -> None:
@@ -21,18 +52,17 @@ def note(environ: Mapping[str, str], folder: str) -> None:
     rank, ranks = (int(environ.get(name, 0)) for name in ("RANK", "WORLD_SIZE"))
     if rank != ranks - 1 or environ.get("LOCAL_WORLD_SIZE") == str(ranks):
         return
-    write, file, first = sys.stdout.write, Path(folder, FILE), 0
+    show, file, steps = builtins.print, Path(folder, FILE), Divergence()
 
-    def noting(text: str) -> int:
-        nonlocal first
-        if found := STEP.search(text):
-            before, first = first, (first or int(found[1])) if _is_nan(f"|{found[2]}") else 0
-            if first != before:
-                with suppress(OSError):
-                    file.write_text(str(first), encoding="ascii")
-        return write(text)
+    def noting(*words: object, **how: object) -> None:
+        if words and (found := STEP.search(str(words[0]))):
+            values = named_values(found[2])
+            steps.add(int(found[1]), {k: float(v) for k, v in values if NUMBER.fullmatch(v)})
+            with suppress(OSError):
+                file.write_text(str(steps.first), encoding="ascii")
+        show(*words, **how)  # type: ignore[call-overload]
 
-    sys.stdout.write = noting  # type: ignore[method-assign]
+    builtins.print = noting
 
 
 def noted(folder: str) -> int:
@@ -40,15 +70,3 @@ def noted(folder: str) -> int:
     with suppress(OSError, ValueError):
         return int(Path(folder, FILE).read_text(encoding="ascii"))
     return 0
-
-
-def _is_nan(line: str) -> bool:
-    """Whether a step's line says that the weights are no numbers, as the launcher's guard does."""
-    values = {name.strip(): float(value) for name, value in NUMBER.findall(line)}
-    losses = [value for name, value in values.items() if name.endswith("loss")]
-    some = values.get("number of nan iterations", 0) > 0
-    norm = values.get("grad norm", 0.0)
-    if norm:
-        skipped = values.get("number of skipped iterations", 0) > 0
-        return not isfinite(norm) and (some or not skipped or not all(map(isfinite, losses)))
-    return (some and not losses) or not all(map(isfinite, losses))

@@ -21,12 +21,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from launcher.agent import diverged, start, traces
+from launcher.agent import diverged, start
 from launcher.agent.checkpoints import folders, lineage
 from launcher.agent.checkpoints.hold import FolderHeldError, Hold
 from launcher.agent.checkpoints.retention import Retention
 from launcher.agent.ranks import alike, bus, driver, oom, rank, signals, stacks
-from launcher.agent.ranks.job import JobRefusal, MismatchError, RankJob, parse, read_secrets
+from launcher.agent.ranks.job import JobRefusal, MismatchError, RankJob, nsys, parse, read_secrets
 from launcher.agent.ranks.peers import PeerNodes, RemoteFailure
 from launcher.agent.stall import stall
 from launcher.agent.words import ASK, DIVERGED, NEEDS, REFUSES, STOPPED, say
@@ -82,7 +82,7 @@ def _start(
     become = ("-I", "-S", rank.__file__)
     before = (*become, str(os.getpid()))
     under = {
-        n: (*traces.nsys(job.profile, job.rank(n)), sys.executable, *become, str(_own(log_dir, n)))
+        n: (*nsys(job.profile, job.rank(n)), sys.executable, *become, str(_own(log_dir, n)))
         for n in range(job.processes)
         if job.traces(n)
     }
@@ -292,7 +292,11 @@ def run(job: RankJob, environ: Mapping[str, str]) -> int:
         if not events.empty():
             first = events.get()
             return first.code if isinstance(first, FolderTakenOver) else 128 + first.signum
-        written = traces.Traces(job.profile) if job.profile else None
+        written: Any = None
+        if job.profile:  # what reads traces takes a while to import
+            from launcher.agent import traces
+
+            written = traces.Traces(job.profile)
         peers = PeerNodes(met.rendezvous, events.put) if met else None
         job, found = (met.job, met.variables) if met else (job, {})
         log_dir = held.enter_context(tempfile.TemporaryDirectory(prefix="ranks-"))

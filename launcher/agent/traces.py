@@ -16,11 +16,11 @@ from typing import Any
 
 from launcher.agent import costs
 from launcher.agent.costs import Costs
+from launcher.agent.words import COSTS
 from launcher.base import files, owned
 
 TRACE = "rank-{}.json.gz"
 REPORT = "rank-{}.nsys-rep"
-COSTS = "rank-{}.costs.json"
 
 
 class Traces:
@@ -77,19 +77,6 @@ class Traces:
             new.publish()
         owned.remove_file(path.absolute(), self.folder.absolute())
         return target
-
-
-def nsys(folder: Path | None, rank: int) -> tuple[str, ...]:
-    """What a rank's command begins with for nsys to trace what it asks CUDA's profiler for.
-
-    As Megatron's help of --profile has it, but that the rank goes on when the steps are over.
-    nsys passes SIGTERM on and ends before the rank has: that is for the rank's own process.
-    """
-    return (
-        *(shutil.which("nsys") or "nsys", "profile", "--trace=cuda,nvtx", "--sample=none"),
-        *("--capture-range=cudaProfilerApi", "--capture-range-end=stop", "--force-overwrite=true"),
-        f"--output={folder}/{REPORT.format(rank).removesuffix('.nsys-rep')}",
-    )
 
 
 EXPORTED = {

@@ -22,6 +22,9 @@ CONCLUSION = "in short: "
 
 REPORT = "report.txt"
 
+COSTS = "rank-{}.costs.json"
+"""The name of a file beside a rank's trace: what the trace's time went to."""
+
 ASK = "LAUNCHER_ASK"
 """The variable by which a plan has the runner ask Megatron, where nobody could before the start."""
 

@@ -26,13 +26,15 @@ from launcher.base.errors import EngineError, LauncherError
 from launcher.base.screen import Progress, bare
 from launcher.base.settings import ROOT, Settings
 from launcher.images.builder import inputs
-from launcher.images.builder.image import BuildRequest, Builds
+from launcher.images.builder.image import REPOSITORY, BuildRequest, Builds
 from launcher.images.engine import acquire, connect
 from launcher.images.engine.connect import engine_host, is_private, socket_fault
+from launcher.images.engine.private import base, packages, private
 from launcher.images.matrix.load import load_lock, load_matrix
 from launcher.images.matrix.recipe import sha256_of_pin
 from launcher.images.matrix.requirements import pinned_versions
 from launcher.images.matrix.schema import Matrix, misfit
+from launcher.images.oci.container import find_image
 from launcher.images.sources import fetch
 from launcher.runs.datasets import indexed
 
@@ -74,6 +76,7 @@ def run(site: Settings) -> None:
     if not (site.cache / "demo").exists():
         progress.note(WHAT_COMES.format(cache=site.cache))
     with ExitStack() as stack:
+        ahead = _base_ahead(site, progress)
         try:
             client = stack.enter_context(acquire.any_engine(site.cache / "engine", progress))
         except EngineError as none:
@@ -85,6 +88,7 @@ def run(site: Settings) -> None:
         builds = Builds(client, site, progress)
         tag = row_at_hand(builds, progress)
         with _fetching(builds, tag, progress):
+            ahead.join()
             found = acquire.bases(client, builds.matrix, tag, site, progress)
         built = builds.build(BuildRequest(tag, base=found.base, builder=found.builder))
         progress.note(f"image {built.names[-1]} {'is there' if built.reused else 'is built'}")
@@ -96,13 +100,44 @@ def run(site: Settings) -> None:
         print(f"\n{whereabouts(host, site.answer_within)}")
 
 
+def _base_ahead(site: Settings, progress: Progress) -> threading.Thread:
+    """Makes the base while a private engine, which pulls nothing, is fetched and unpacked.
+
+    Where it fails, `acquire.bases` makes it again and says why.
+    """
+    python = load_matrix(site.matrix).rows[TAGS[-1]].python
+    wanted = (None, "", acquire.STANDIN_EPOCH, python)
+
+    def make() -> None:
+        with suppress(EngineError, OSError):
+            base.debian_base(*wanted, cache=site.cache / "bases", say=progress.note)
+
+    thread = threading.Thread(target=make if _takes_an_engine(site) else None)
+    thread.start()
+    return thread
+
+
+def _takes_an_engine(site: Settings) -> bool:
+    """Whether a private engine is fetched: none answers, none is named, none was fetched before."""
+    if private.unsupported() or (site.cache / "engine/packages" / packages.COMPLETE).exists():
+        return False
+    try:
+        connect.connect().close()
+    except EngineError:
+        return not next(connect.endpoints(os.environ)).chosen
+    return False
+
+
 @contextmanager
 def _fetching(builds: Builds, tag: str, progress: Progress) -> Iterator[None]:
     """Fetch the row's source and packages beside the block, which keeps one processor busy.
 
-    What can't be fetched is reported by the build, which looks for it again. A block that fails
-    or that Ctrl-C ends doesn't wait for it.
+    Nothing is where the row's image is there. What can't be fetched is reported by the build,
+    which looks for it again. A block that fails or that Ctrl-C ends doesn't wait for it.
     """
+    if find_image(builds.client, f"{REPOSITORY}:{tag}"):
+        yield
+        return
     wanted = builds.recipe(BuildRequest(tag)), BuildRequest(tag)
 
     def fetch_all() -> None:

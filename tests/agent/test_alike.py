@@ -246,6 +246,7 @@ def nodes(
     return runs
 
 
+@pytest.mark.long  # in containers, which have the port of their own: e2e/test_train_in_image.py
 @pytest.mark.megatron
 def test_ranks_meet_at_the_port_where_their_nodes_did(
     program: Path, monkeypatch: pytest.MonkeyPatch

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import pickle
-import subprocess
-import sys
 from functools import partial
 from importlib import metadata
 from pathlib import Path
@@ -17,7 +15,7 @@ from hypothesis import strategies as st
 
 from launcher.agent.stall import flight
 
-from .conftest import environment
+from .conftest import start
 
 
 def entry(number: int, name: str = "nccl:all_reduce", state: str = "completed", **more: Any) -> Any:
@@ -156,28 +154,25 @@ def test_a_listening_rank_is_asked_through_its_pipe(tmp_path: Path) -> None:
 
 RECORDED = """\
 import sys, torch, torch.distributed as dist
+from pathlib import Path
 dump = getattr(torch._C._distributed_c10d, "_dump_fr_trace", None)
 dist.init_process_group("gloo", init_method="tcp://127.0.0.1:0?rank=0&world_size=1")
 if dump:
     dist.all_reduce(torch.ones(3))
-    sys.stdout.buffer.write(dump())
+    Path(sys.argv[1]).write_bytes(dump())
 """
 
 
 @pytest.mark.megatron
-def test_what_torch_itself_writes_is_read(tmp_path: Path) -> None:
+def test_what_torch_itself_writes_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """gloo keeps records from torch 2.8 on, by the code that NCCL's are kept by."""
-    script = tmp_path / "mine.py"
+    script, written = tmp_path / "mine.py", tmp_path / "written"
     script.write_text(RECORDED)
-    recording = {"TORCH_FR_BUFFER_SIZE": "100", "GLOO_SOCKET_IFNAME": "lo"}
-    done = subprocess.run(
-        [sys.executable, str(script)],
-        env=environment() | recording,
-        capture_output=True,
-        check=True,
-    )
-    (operation,) = flight.read(done.stdout)
+    monkeypatch.setenv("TORCH_FR_BUFFER_SIZE", "100")
+    done = start(1, str(script), str(written))
+    assert done.code == 0, done.output
+    (operation,) = flight.read(written.read_bytes())
     assert operation.told == "all_reduce 1 of group default_pg"
     assert operation.sizes == "[[3]]"
     assert operation.state in ("scheduled", "completed")  # it is retired a little later
-    assert operation.caller == "mine.py:5"
+    assert operation.caller == "mine.py:6"

@@ -16,7 +16,7 @@ from launcher.base.screen import Progress, bare, guarded, printable
 from launcher.base.settings import ROOT
 from launcher.cli import main
 from launcher.cli.command import table
-from launcher.runs.records import record, watch
+from launcher.runs.records import record
 from launcher.runs.records.record import Record
 
 IMAGES = "-v/:/host --privileged a/../b ../a /a a/ A a: a:-1 a@sha256:0 a/-v -a.b/c a..b ü a?b a#b"
@@ -111,7 +111,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setenv("DOCKER_HOST", "unix:///nowhere.sock")
     created, name = "2026-01-31T00:00:00+00:00", f"{EVIL}\nlauncher: forged"
     record.write(Record("aa000000", name, created, "docker", "/", "a.yaml", {}, (), 1))
-    (tmp_path / "aa000000" / watch.LOG).write_bytes(b"\x1b[31mloss\r\n\xff")
+    (tmp_path / "aa000000" / record.LOG).write_bytes(b"\x1b[31mloss\r\n\xff")
     return "aa000000"
 
 

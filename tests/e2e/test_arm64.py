@@ -128,7 +128,8 @@ def test_a_whole_image_for_arm64_is_built_and_verified_on_another_machine(
     row = {"base": published, "python": "3.11", "megatron": "0.16.1", "source": "sdist"}
     own = replace(site, matrix=matrix_folder(tmp_path, {"25.09": row}))
     request = BuildRequest("25.09", builder=published, platform="linux/arm64")
-    name = Builds(engine, own, Progress(), f"{NAMES}-arm64").build(request).names[0]
+    made = Builds(engine, own, Progress(), f"{NAMES}-arm64").build(request)
+    name = made.names[0]
     try:
         assert engine.api.inspect_image(name)["Architecture"] == "arm64"
         assert find_image(engine, published) is None  # the name is this machine's platform's
@@ -145,4 +146,4 @@ def test_a_whole_image_for_arm64_is_built_and_verified_on_another_machine(
         assert done.returncode == 0, done.stdout + done.stderr
         assert "identical: wheel, added layers and image" in done.stdout
     finally:
-        engine.images.remove(name, force=True)
+        engine.images.remove(made.id, force=True)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from launcher.base.errors import BuildError
 from launcher.base.settings import ROOT, Settings
 from launcher.images.engine.acquire import STANDIN_EPOCH, BaseNames
 from launcher.images.engine.private.base import debian_base
@@ -21,6 +22,7 @@ from launcher.tools.trials.trials import TrialPlace, entrypoint
 from tests.conftest import NAMES, CpuImages
 from tests.e2e.command import in_image, matrix_folder, tarred
 from tests.e2e.test_image import CALL_HELPERS
+from tests.e2e.test_needs import base_with
 
 if TYPE_CHECKING:
     from docker import DockerClient
@@ -79,6 +81,17 @@ def losses(place: TrialPlace, preset: str) -> list[float]:
     found = [float(one["loss"]) for one in records if one["kind"] == "step"]
     assert len(found) == 5
     return found
+
+
+def test_a_base_with_an_older_resiliency_ext_is_refused_by_name(
+    engine: DockerClient, images: CpuImages
+) -> None:
+    """`import megatron.core` asserts a newer one: each run would end there."""
+    base = base_with(engine, images.bases.base, "nvidia-resiliency-ext", "0.5.0")
+    older = replace(images, bases=BaseNames(base, images.bases.builder))
+    with pytest.raises(BuildError, match=r"nvidia-resiliency-ext 0\.5\.0: .* >=0\.6\.0"):
+        older.build("0.19.2")
+    engine.images.remove(base, force=True)
 
 
 @pytest.mark.parametrize("megatron", NEW)

@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 import json
+import math
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
+import sentencepiece
+import tokenizers
 
 from launcher.base.screen import Progress
-from launcher.base.settings import Settings
+from launcher.base.settings import ROOT, Settings
 from launcher.images.builder import beside, verify
 from launcher.images.builder.image import BuildRequest, Builds
+from launcher.images.matrix.load import load_lock, load_matrix
+from launcher.images.sources.fetch import wheels
 from tests.conftest import NAMES
-from tests.e2e.command import in_image, launcher, layers, matrix_folder, refused, tarred
+from tests.e2e.command import built, in_image, launcher, layers, matrix_folder, refused, tarred
+from tests.e2e.site import Site
+from tests.e2e.test_source_path import CHECKOUT
 
 if TYPE_CHECKING:
     from docker import DockerClient
@@ -141,3 +149,106 @@ def test_an_image_with_extras_goes_into_a_bundle_with_their_lock(
     assert json.loads((Path(there) / "bundle.json").read_text())["rows"][0]["extras"] == [
         "tiktoken"
     ]
+
+
+TORCH = load_matrix().rows["cpu"].torch
+RELEASE = "0.12.3"
+
+
+@pytest.fixture
+def trainable(
+    engine: DockerClient, base: str, bases: BaseNames, site: Settings, tmp_path: Path
+) -> Iterator[str]:
+    """An image with three packages that most add, and all of Megatron; built twice from nothing.
+
+    Its base is the one above with the cpu row's torch.
+    """
+    own = [one for one in load_lock().packages["cpu"] if one.partition("==")[0] not in THERE]
+    files = {f"wheels/{one.name}": one.read_bytes() for one in wheels(own, "3.11", site)}
+    with_torch = f"{NAMES}:as-ngc-with-torch"
+    built(engine, f"FROM {base}\nCOPY wheels /wheels\nRUN {INSTALL}\n", with_torch, files)
+    row = {"python": "3.11", "torch": TORCH, "megatron": RELEASE}
+    matrix = matrix_folder(tmp_path, {"24.10": row})
+    builds = Builds(
+        engine, replace(site, matrix=matrix, extras=tmp_path / "locks"), Progress(), NAMES
+    )
+    asked = BuildRequest(
+        "24.10",
+        checkout=Path(CHECKOUT),
+        base=with_torch,
+        builder=bases.builder,
+        extras=("transformers", "wandb", "sentencepiece"),
+        no_cache=True,
+    )
+    first, second = builds.build(asked), builds.build(asked)
+    assert first.id == second.id
+    seen = [verify.look(engine, image, image).packages for image in (with_torch, first.id)]
+    assert seen[1].items() >= seen[0].items() >= {**THERE, "torch": TORCH}.items()
+    yield first.id
+    for image in (first.id, with_torch):
+        engine.images.remove(image, force=True)
+
+
+def vocabularies(texts: list[str], folder: Path) -> dict[str, Path]:
+    """A tokenizer of Hugging Face and one of SentencePiece, made of texts, by Megatron's names."""
+    (hf := folder / "hf").mkdir()
+    made = tokenizers.Tokenizer(tokenizers.models.BPE())
+    made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel()
+    alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
+    made.train_from_iterator(
+        texts,
+        tokenizers.trainers.BpeTrainer(
+            vocab_size=400, special_tokens=["<end>"], initial_alphabet=alphabet
+        ),
+    )
+    made.save(str(hf / "tokenizer.json"))
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<end>"}
+    (hf / "tokenizer_config.json").write_text(json.dumps(config))
+    sentencepiece.SentencePieceTrainer.Train(
+        sentence_iterator=iter(texts),
+        model_prefix=str(folder / "spm"),
+        vocab_size=400,
+        max_sentence_length=1 << 20,
+        minloglevel=2,
+    )
+    return {"HuggingFaceTokenizer": hf, "GPTSentencePieceTokenizer": folder / "spm.model"}
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+@pytest.mark.skipif(not CHECKOUT, reason="MEGATRON_CHECKOUT names no Megatron-LM repository")
+def test_upstreams_program_trains_by_a_tokenizer_of_extras_and_wandb_writes_offline(
+    here: Site, trainable: str
+) -> None:
+    """What ten of ten public Dockerfiles add, to be used without any of them."""
+    texts = [page.read_text() for page in sorted((ROOT / "docs").glob("*.md"))]
+    text = here.folder / "text.jsonl"
+    text.write_text("".join(json.dumps({"text": one}) + "\n" for one in texts))
+    size = {"seq_length": 64, "max_position_embeddings": 64, "transformer_impl": "local"}
+    config: dict[str, Any] = {
+        "image": {"name": trainable},
+        "program": "pretrain_gpt.py",
+        "gpus": 0,
+        "model": {"num_layers": 1, "hidden_size": 32, "num_attention_heads": 4, **size},
+        "training": {"micro_batch_size": 4, "global_batch_size": 8, "train_iters": 6, "lr": 1e-2},
+        "logging": {"log_interval": 1, "eval_interval": 100, "eval_iters": 1, "wandb_project": "p"},
+        "megatron_args": {
+            "no_persist_layer_norm": True,
+            "no_gradient_accumulation_fusion": True,
+        },
+        "env": {"WANDB_MODE": "offline"},
+        "resources": {"network": "none"},
+    }
+    for kind, model in vocabularies(texts, here.folder).items():
+        data = {"text": [str(text)], "tokenizer_type": kind, "tokenizer_model": str(model)}
+        own = {"data": {**data, "split": "90,10,0"}}
+        logging = {"logging": {**config["logging"], "wandb_save_dir": f"wandb-{kind}"}}
+        here.write({**config, **own, **logging})
+        done = here.done("run", "run.yaml")
+        assert done.ends() == 0, done
+        losses = [float(loss) for loss in re.findall(r"\| lm loss: (\S+) ", done.out)]
+        assert len(losses) == 6
+        assert losses[0] == pytest.approx(math.log(400), abs=0.6)
+        assert losses[5] < losses[0]
+        (run,) = (here.folder / f"wandb-{kind}").rglob("offline-run-*/*.wandb")
+        assert b"lm loss" in run.read_bytes()

@@ -7,20 +7,29 @@ import math
 import socket
 import tempfile
 import threading
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from launcher.base.screen import Progress
+from launcher.base.settings import settings
 from launcher.images.builder import inputs
 from launcher.images.builder.image import BuildRequest
+from launcher.images.engine import connect
+from launcher.images.engine.private import base, private
 from launcher.tools import demo
 from launcher.tools.demo import DemoError, DemoLosses
 
 FIRST = DemoLosses(training={10: 3.0, 20: 2.0}, held_out={20: 2.1})
 RESUMED = DemoLosses(training={30: 1.9, 40: 1.8}, held_out={40: 1.9})
-BUILDS = SimpleNamespace(recipe=lambda request: request, matrix=None, site=None)
+BUILDS = SimpleNamespace(recipe=lambda request: request, matrix=None, site=None, client=None)
+
+
+@pytest.fixture(autouse=True)
+def no_image(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demo, "find_image", lambda client, name: None)
 
 
 def test_two_runs_that_show_what_they_should_pass() -> None:
@@ -88,6 +97,35 @@ def test_a_private_engine_that_others_keep_up_is_not_said_to_end() -> None:
         assert "which has ended" in demo.whereabouts(f"unix://{path}", 1.0)
         Path(path).unlink()
         assert "which has ended" in demo.whereabouts(f"unix://{path}", 1.0)
+
+
+@pytest.mark.parametrize(("there", "made"), [("", True), ("engine/packages/.complete", False)])
+def test_the_base_is_made_while_an_engine_is_fetched(
+    there: str, made: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One after the other they were ten seconds more; an engine that is there may pull the base."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("DOCKER_HOST", raising=False)
+    monkeypatch.setattr(connect, "_default_hosts", lambda env: [("unix:///nowhere", "a test")])
+    monkeypatch.setattr(private, "unsupported", lambda: "")
+    asked = list[object]()
+    monkeypatch.setattr(base, "debian_base", lambda client, *_, **__: asked.append(client))
+    if there:
+        (tmp_path / there).parent.mkdir(parents=True)
+        (tmp_path / there).touch()
+    site = replace(settings(), cache=tmp_path)
+    demo._base_ahead(site, Progress(io.StringIO())).join()
+    assert asked == [None] * made
+
+
+def test_nothing_is_fetched_where_the_image_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second demo asked for 31 packages and a git repository that nothing needed."""
+    asked = list[object]()
+    monkeypatch.setattr(inputs, "fetch_all", lambda *_: asked.append(1))
+    monkeypatch.setattr(demo, "find_image", lambda client, name: {"Id": name})
+    with demo._fetching(BUILDS, "cpu", Progress(io.StringIO())):  # type: ignore[arg-type]
+        pass
+    assert not asked
 
 
 def test_packages_are_fetched_while_the_base_is_made(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import shutil
 import socket
 import sys
 from collections.abc import Mapping, Sequence
@@ -128,6 +129,19 @@ class RankJob:
             defaults |= {"GLOO_SOCKET_IFNAME": "lo", "TORCH_CPP_LOG_LEVEL": "ERROR"}
         kept = {name: environ.get(name, value) for name, value in defaults.items()}
         return {name: str(value) for name, value in {**ranks, **kept}.items()}
+
+
+def nsys(folder: Path | None, rank: int) -> tuple[str, ...]:
+    """What a rank's command begins with for nsys to trace what it asks CUDA's profiler for.
+
+    As Megatron's help of --profile has it, but that the rank goes on when the steps are over.
+    nsys passes SIGTERM on and ends before the rank has: that is for the rank's own process.
+    """
+    return (
+        *(shutil.which("nsys") or "nsys", "profile", "--trace=cuda,nvtx", "--sample=none"),
+        *("--capture-range=cudaProfilerApi", "--capture-range-end=stop", "--force-overwrite=true"),
+        f"--output={folder}/rank-{rank}",
+    )
 
 
 def _parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:

@@ -6,13 +6,11 @@ Else ranks wait for those of such a node until the time-out of what they communi
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from multiprocessing.connection import wait
 from threading import Lock, Thread
-from typing import Any
 
-from launcher.agent.ranks.rendezvous import Link, Rendezvous
+from launcher.agent.ranks.rendezvous import Link, Rendezvous, ready
 
 GONE_CODE = 1
 """The exit code where a node has gone without one: starting again may help."""
@@ -69,7 +67,7 @@ class PeerNodes:
     def _listen(self) -> None:
         links = [*self.rendezvous.links]
         while links:
-            for link in [link for link in links if link.whole] or _ready(links):
+            for link in [link for link in links if link.whole] or ready(links, None):
                 found = self._heard(link)
                 if found != ():
                     links.remove(link)
@@ -90,7 +88,3 @@ class PeerNodes:
         except OSError as error:
             why = error.strerror or "the link is cut"
         return (RemoteFailure(f"{link} has gone: {why}", GONE_CODE),)
-
-
-def _ready(links: Sequence[Any]) -> list[Any]:
-    return wait(links)

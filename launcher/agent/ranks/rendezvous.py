@@ -157,7 +157,7 @@ class Rendezvous:
                 pending = [link for link in self.links if link.node not in told]
                 if not pending:
                     break
-                for link in _ready(pending):
+                for link in ready(pending):
                     if (said := _heard(link)) is not None:
                         told[link.node] = said.get("told")
         answered = answer([told[node] for node in range(self.nodes)])
@@ -228,7 +228,7 @@ class Rendezvous:
             late = time.monotonic() - came >= LAST_CALL_SECONDS
             if here == self.nodes or (here >= least and late):
                 break
-            for one in _ready([listener, *self.links]):
+            for one in ready([listener, *self.links]):
                 if one is not listener:
                     self._greet(one)
                     continue
@@ -313,7 +313,7 @@ class Rendezvous:
 
     def _next(self, link: Link, seconds: float, does: str) -> dict[str, Any]:
         for _ in self._steps(seconds, lambda: f"{link} {does}"):
-            if (link.whole or _ready([link])) and (said := _heard(link)) is not None:
+            if (link.whole or ready([link])) and (said := _heard(link)) is not None:
                 return said
         raise AssertionError  # the steps raise in the end
 
@@ -328,8 +328,9 @@ def _heard(link: Link) -> dict[str, Any] | None:
         raise RendezvousFailure(f"the link to {link} is cut: {error.strerror}") from None
 
 
-def _ready(several: Iterable[Any]) -> list[Any]:
-    return wait([*several], STEP_SECONDS)
+def ready(several: Iterable[Any], seconds: float | None = STEP_SECONDS) -> list[Any]:
+    """Those of the sockets that can be read, [] where none can within the seconds."""
+    return wait([*several], seconds)
 
 
 def named(nodes: Sequence[int]) -> str:

@@ -108,7 +108,7 @@ class Builds:
         Raises BuildError, UsageError or EngineError; then nothing is tagged.
         """
         with _told(self.progress):
-            inputs = self._inputs(request)
+            inputs = self.inputs(request)
             names = self._names(inputs)
             key = inputs.key()
             if not request.no_cache and (found := self._with_key(key)):
@@ -133,29 +133,25 @@ class Builds:
             return BuiltImage(names, image, reused=False)
 
     def inputs(self, request: BuildRequest) -> context.Inputs:
-        """What a request would be built from. Raises as `build` does."""
+        """What a request is built from: images, source, patches, pins. Raises as `build` does."""
         with _told(self.progress):
-            return self._inputs(request)
-
-    def _inputs(self, request: BuildRequest) -> context.Inputs:
-        """Resolve a request to exact inputs: images, source, patches, pins, Dockerfile."""
-        at = self._source(request, self.recipe(request))
-        root = self.site.matrix.parent
-        base, builder = self._start(request)
-        made = self._with_extras(request, self.recipe(request, base.platform), base)
-        template = (root / "Dockerfile.template").read_text(encoding="utf-8")
-        inputs = context.Inputs(
-            recipe=made,
-            dockerfile=dockerfile(self.matrix, made.tag, template, request.extras),
-            base=base,
-            builder=builder,
-            source=at,
-            patches=tuple(patch_files(root, made.named)),
-            interpreter=fetch.interpreter(made, self.site, self.progress),
-            extensions=extensions.sources(made, self.site, self.progress),
-            architectures=_architectures(request, made),
-        )
-        return replace(inputs, labels=labels_of(inputs))
+            at = self._source(request, self.recipe(request))
+            root = self.site.matrix.parent
+            base, builder = self._start(request)
+            made = self._with_extras(request, self.recipe(request, base.platform), base)
+            template = (root / "Dockerfile.template").read_text(encoding="utf-8")
+            inputs = context.Inputs(
+                recipe=made,
+                dockerfile=dockerfile(self.matrix, made.tag, template, request.extras),
+                base=base,
+                builder=builder,
+                source=at,
+                patches=tuple(patch_files(root, made.named)),
+                interpreter=fetch.interpreter(made, self.site, self.progress),
+                extensions=extensions.sources(made, self.site, self.progress),
+                architectures=_architectures(request, made),
+            )
+            return replace(inputs, labels=labels_of(inputs))
 
     def _with_extras(self, request: BuildRequest, made: Recipe, base: pins.StartImage) -> Recipe:
         """The recipe with its extras' pins: those of a lock that holds here, else resolved now."""

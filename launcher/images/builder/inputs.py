@@ -78,10 +78,7 @@ def _fetch(
     if images:
         found = {name: images.find(name, own, recipe.platform) for name, own in chosen.items()}
     base = found.get(recipe.row.base)
-
-    look = None
-    if images and base:
-        look = partial(_ground, images, base, recipe)
+    look = partial(_ground, images, base, recipe) if images and base else None
     recipe = extras.settled(recipe, matrix, look, site, progress)
     progress.step(f"{recipe.tag}: {len(recipe.wheels)} Python packages")
     files = [extras.cached(recipe.extras_lock, recipe, site)] if recipe.extras_lock else []

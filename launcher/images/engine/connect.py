@@ -30,9 +30,9 @@ NO_SOCKET = "there is no such socket"
 class Endpoint:
     """Where an engine may answer.
 
-    host: as in DOCKER_HOST origin: what names it, for messages chosen: the user named it, so no
-    other engine is used in its place certificates: the folder with ca.pem, cert.pem and key.pem,
-    where it takes TLS verify: whether the engine's own certificate is checked
+    host: as in DOCKER_HOST; origin: what names it, for messages; chosen: the user named it, so no
+    other engine is used in its place; certificates: the folder with ca.pem, cert.pem and key.pem,
+    where it takes TLS; verify: whether the engine's own certificate is checked
     """
 
     host: str

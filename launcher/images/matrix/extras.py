@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -47,11 +48,18 @@ NO_EXTRAS = Extras()
 def extras_of(matrix: Matrix, row: Row, asked: Sequence[str]) -> Extras:
     """The extras of a row and those that are asked for beside them.
 
-    Raises UsageError for what is neither a set of the matrix nor a requirement, and for a set that
-    is compiled for GPUs on a row without CUDA.
+    Raises UsageError for what is neither a set of the matrix nor a requirement, for a version of a
+    set, and for a set that is compiled for GPUs on a row without CUDA.
     """
     own, more = normalised(row.extras), normalised(asked)
     names = tuple(sorted({*own, *more}))
+    for name in names:
+        one = matrix.extras.get(base := re.split(r"[^a-z0-9-]", name)[0])
+        if one and base not in (name, *one.packages):
+            raise UsageError(
+                f"extras: {name!r}: {base} is a set of matrix.yaml, which has no versions",
+                f"Ask for {base}, or for its packages: {' '.join(one.packages)}",
+            )
     sets = [matrix.extras[name] for name in names if name in matrix.extras]
     packages = {name for name in names if name not in matrix.extras}
     packages |= {package for one in sets for package in normalised(one.packages)}
@@ -88,10 +96,14 @@ def normalised(names: Sequence[str]) -> tuple[str, ...]:
             one = Requirement(name)
         except InvalidRequirement:
             one = None
-        if one is None or one.url or one.marker:
-            mend = "Write a name, with versions where they matter: transformers<5"
-            if "://" in name:
-                mend = f"{OWN_WHEEL.format(name)} The extra is then its name."
+        if one is None or one.url or one.marker or name.endswith(".whl"):
+            mend = (
+                'Separate names by spaces, with none inside: EXTRAS="hf peft>=0.10,<1 ray[default]"'
+            )
+            if name.endswith(".whl"):
+                mend = "Write the package's name, and build with PIP_FIND_LINKS=FOLDER of the wheel"
+            elif url := next((one for one in names if "://" in one), ""):
+                mend = f"{OWN_WHEEL.format(url)} The extra is then its name."
             raise UsageError(
                 f"extras: {name!r} is neither a set of matrix.yaml nor a package", mend
             )

@@ -138,8 +138,8 @@ FilesT = TypeVar("FilesT", bound=FileList)
 class Listing(FileList):
     """All that is in a saved image's folder.
 
-    image: the sha256 of the image's configuration, which is its ID in most engines manifest: the
-    digest of the OCI manifest base: of a thin image, what it leaves out split: of an earlier
+    image: the sha256 of the image's configuration, which is its ID in most engines; manifest: the
+    digest of the OCI manifest; base: of a thin image, what it leaves out; split: of an earlier
     version, the blobs that lie in parts; empty since
     """
 

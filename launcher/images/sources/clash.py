@@ -106,7 +106,8 @@ def _against(claim: _Claim, known: _Known) -> str:
     """What a claim can't be met for, as the end of a sentence; "" where nothing is against it."""
     who, _, name, limit = claim
     if own := known.there.get(name):
-        return "" if overlap(f"=={own}", limit) else f", and the base has {name} {own}"
+        where = "image" if name == "megatron-core" else "base"
+        return "" if overlap(f"=={own}", limit) else f", and the {where} has {name} {own}"
     for other in known.claims[name][:RIVALS]:
         if not overlap(limit, other[3]):
             if not other[0] and known.bounds.get(name) == other[3]:

@@ -51,9 +51,11 @@ def ground(
 ) -> Ground:
     """What a recipe's extras are put on, by what was seen in its base; glibc: 2.35.
 
-    What Megatron needs is on it where the base has none of its own.
+    What Megatron needs is on it where the base has none of its own, and so is Megatron, which
+    another one beside it would replace.
     """
-    own = {**packages, **pinned_versions(made.pins.get("packages", ()))}
+    megatron = {"megatron-core": made.named.version or made.release}
+    own = {**packages, **megatron, **pinned_versions(made.pins.get("packages", ()))}
     need = {n: v for n, v in pinned_versions(made.pins["runtime"]).items() if n not in own}
     minor = glibc.partition(".")[2]
     return Ground(base, {**own, **need}, limits, int(minor) if minor.isdigit() else GLIBC)
@@ -106,8 +108,9 @@ def settled(
     on = look()
     if lock is None or not holds_on(lock, on):
         progress.step(f"resolve {' '.join(made.extras.names)}")
-        found = resolve_extras(made, matrix, on, site)
-        lock, old = lock_of(made, on, found), left_behind(found, made, site)
+        pip = index.Pip.configured(site)
+        found = resolve_extras(made, matrix, on, site, pip)
+        lock, old = lock_of(made, on, found), left_behind(found, made, pip)
         progress.close()
         at = keep_text(dump(lock), path_of(made), site)
         asked = {canonicalize_name(Requirement(one).name) for one in lock.requirements}
@@ -184,7 +187,9 @@ def limits_of(made: Recipe, matrix: Matrix) -> list[str]:
     return [*caps, *(f"{name}{one.versions}" for name, one in made.named.needs_base.items())]
 
 
-def resolve_extras(made: Recipe, matrix: Matrix, on: Ground, site: Settings) -> ResolvedSet:
+def resolve_extras(
+    made: Recipe, matrix: Matrix, on: Ground, site: Settings, pip: index.Pip
+) -> ResolvedSet:
     """Resolve a recipe's extras on what is there, which stays as it is.
 
     Raises BuildError that names the two requirements that clash, where they can't be had together.
@@ -201,9 +206,9 @@ def resolve_extras(made: Recipe, matrix: Matrix, on: Ground, site: Settings) -> 
     )
     what = f"the extras of {made.tag} ({' '.join(made.extras.names)})"
     try:
-        found = resolve(asked, site)
+        found = resolve(asked, site, pip)
         _check_protected(found.pins)
-        _check_newest(made, found.pins, site)
+        _check_newest(made, found.pins, pip)
     except BuildError as error:
         raise BuildError(f"{what}: {error.problem}", _remedy(error, made, matrix)) from error
     return found
@@ -242,7 +247,7 @@ def _check_protected(pins: Sequence[str]) -> None:
         )
 
 
-def _check_newest(made: Recipe, pins: Sequence[str], site: Settings) -> None:
+def _check_newest(made: Recipe, pins: Sequence[str], pip: index.Pip) -> None:
     """Raise BuildError where a package that is asked for is old since the newest has no wheel.
 
     Without a word, deepspeed would be the last one with a wheel, 0.3.1.dev3 of 2020.
@@ -250,12 +255,9 @@ def _check_newest(made: Recipe, pins: Sequence[str], site: Settings) -> None:
     chosen = pinned_versions(pins)
     for one in map(Requirement, made.extras.packages):
         name = canonicalize_name(one.name)
-        if name not in chosen:
-            continue
-        newest, has_wheel = index.newest_release(name, made.row.python, site) or (None, True)
-        if has_wheel or newest is None or newest not in one.specifier:
-            continue
-        if Version(chosen[name]) < newest:
+        found = index.newest_release(name, made.row.python, pip) if name in chosen else None
+        newest, has_wheel = found or (Version("0"), True)
+        if not has_wheel and newest in one.specifier and Version(chosen[name]) < newest:
             raise BuildError(
                 f"{name} {newest}, the newest, {NO_WHEEL}; the newest with one is {chosen[name]}",
                 f"Ask for that by {name}=={chosen[name]}. For the newest:\n  "
@@ -263,7 +265,7 @@ def _check_newest(made: Recipe, pins: Sequence[str], site: Settings) -> None:
             )
 
 
-def left_behind(found: ResolvedSet, made: Recipe, site: Settings) -> list[str]:
+def left_behind(found: ResolvedSet, made: Recipe, pip: index.Pip) -> list[str]:
     """Packages that are years older than the newest beside them, and than their own newest wheel.
 
     None that is asked for as old. Beside an older base, trl was given datasets 1.1.1 of 2020.
@@ -273,7 +275,7 @@ def left_behind(found: ResolvedSet, made: Recipe, site: Settings) -> list[str]:
     old = []
     for name, version in pinned_versions(found.pins).items():
         if latest and name in found.times and latest - found.times[name] > YEARS:
-            newest, has_wheel = index.newest_release(name, made.row.python, site) or (None, False)
+            newest, has_wheel = index.newest_release(name, made.row.python, pip) or (None, False)
             own = (one.specifier for one in wanted if canonicalize_name(one.name) == name)
             if newest and has_wheel and Version(version) < newest and all(newest in o for o in own):
                 old.append(f"{name} {version} (newest: {newest})")

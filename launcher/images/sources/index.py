@@ -15,6 +15,7 @@ import zlib
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Annotated
@@ -100,10 +101,10 @@ def download(
     )
 
 
-def newest_release(project: str, python: str, site: Settings) -> tuple[Version, bool] | None:
+def newest_release(project: str, python: str, pip: Pip) -> tuple[Version, bool] | None:
     """The newest final release for a Python, and whether an index has a wheel of it; else None."""
     with suppress(BuildError, ValueError):
-        found = [*files_of(project, site)]
+        found = [*files_of(project, pip)]
         wheels = {version for version, file in found if file.filename.endswith(".whl")}
         fits = (v for v, file in found if SpecifierSet(file.requires_python or "").contains(python))
         newest = max((one for one in fits if not one.is_prerelease), default=None)
@@ -111,12 +112,12 @@ def newest_release(project: str, python: str, site: Settings) -> tuple[Version, 
     return None
 
 
-def files_of(project: str, site: Settings) -> Iterator[tuple[Version, IndexFile]]:
+def files_of(project: str, pip: Pip) -> Iterator[tuple[Version, IndexFile]]:
     """The wheels and sdists of a project, as pip's indexes list them, with their versions.
 
     Raises BuildError, after the last, where no index lists any.
     """
-    pip, found, reasons = Pip.configured(site), False, []
+    found, reasons = False, []
     for page in pip.pages(project):
         try:
             for file in pip.listed(page):
@@ -178,10 +179,7 @@ class Pip:
             if key.startswith(f"{section}.") and (words := ast.literal_eval(value).split())
         }
         if "index-url" not in options:
-            # pip's own is in no file; its help has it.
-            said = " ".join(fetch.pip(["download", "--help"], site).stdout.split())
-            own = r"Base URL of the Python Package Index \(default (\S+)\)"
-            options["index-url"] = re.findall(own, said)
+            options["index-url"] = _own_index()
         return cls(options)
 
     @property
@@ -306,6 +304,13 @@ def _of_html(text: str) -> list[IndexFile]:
         hashes = {kind: values[0] for kind, values in parse_qs(fragment).items()}
         found.append(IndexFile(filename=name, url=url, hashes=hashes))
     return found
+
+
+@cache
+def _own_index() -> list[str]:
+    """pip's own index, which is in no file: its help has it."""
+    said = " ".join(fetch.pip(["download", "--help"], settings()).stdout.split())
+    return re.findall(r"Base URL of the Python Package Index \(default (\S+)\)", said)
 
 
 def _is_sdist(filename: str, project: str, version: str) -> bool:

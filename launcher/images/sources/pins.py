@@ -70,12 +70,11 @@ class StartImages:
         if key not in self._found:
             self.progress.show(f"look for {wanted}")
             locked = self.locked.get(reference) if wanted == reference else None
-            found = (reference, locked, platform) if locked else None
             try:
-                image = self._locked(*found) if found else self._named(*key)
+                found = locked and self._locked(reference, locked, platform)
+                self._found[key] = found or self._named(*key)
             finally:
                 self.progress.show("")
-            self._found[key] = image
         return self._found[key]
 
     @cached_property

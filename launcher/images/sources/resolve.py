@@ -67,15 +67,16 @@ class ResolvedSet:
     times: dict[str, datetime] = field(default_factory=dict)
 
 
-def resolve(wanted: RequirementSet, site: Settings) -> ResolvedSet:
+def resolve(wanted: RequirementSet, site: Settings, pip: index.Pip | None = None) -> ResolvedSet:
     """Have uv choose wheels that fit: those before, else the newest.
 
-    It asks as the user configured pip, then PyTorch's index as well, unless something is there
-    already. Raises BuildError, which names the two requirements that clash where uv names them.
+    It asks as the user configured pip (`pip`, where that is known), then PyTorch's index as well,
+    unless something is there already. Raises BuildError, which names the two requirements that
+    clash where uv names them.
     """
     if not wanted.requirements:
         return ResolvedSet([], {})
-    pip = index.Pip.configured(site)
+    pip = pip or index.Pip.configured(site)
     with owned.scratch(site.cache) as folder:
         second = ("", LOCAL) if wanted.there else (site.torch_index, "")
         for more, local in dict.fromkeys((("", ""), second)):

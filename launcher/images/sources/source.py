@@ -42,11 +42,11 @@ LEFT_OUT = {".git", "__pycache__", "build", "dist", ".venv"}
 class MegatronSource:
     """One Megatron source tree, named so exactly that the name can stand for its content.
 
-    release: of the matrix; of a checkout, the version that it says it is identity: git's tree hash,
-    the sdist's sha256, or a hash over a checkout's files whole: it has megatron.training,
-    pretrain_gpt.py, examples/ and tools/ epoch: seconds since 1970, the time given to everything
-    made from it at: the git directory, the archive or the checkout rules: of a checkout, the
-    release of the matrix that it is treated as, where that is another
+    release: of the matrix; of a checkout, its own version; identity: git's tree hash, the sdist's
+    sha256, or a hash over a checkout's files; whole: it has megatron.training, pretrain_gpt.py,
+    examples/ and tools/; epoch: seconds since 1970, the time given to everything made from it; at:
+    the git directory, the archive or the checkout; rules: the release of the matrix that a checkout
+    is treated as, where that is another
     """
 
     kind: Literal["git", "sdist", "path"]

@@ -7,10 +7,10 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from math import isfinite
 from pathlib import Path
 
 from launcher.agent.checkpoints import folders
+from launcher.agent.diverged import Divergence
 from launcher.agent.words import DIVERGED, SAYS
 from launcher.base.errors import UsageError
 from launcher.base.names import LABEL
@@ -39,8 +39,7 @@ class LossGuard:
     """Listens to a job by what its watch has read, and acts on the first alarm that asks for it.
 
     interval: the iterations that a line of the log is about; end: asks the job to stop; show: has
-    the live line show an alarm; alarm: what the run was ended for, or goes back for; lasting: the
-    iteration from which on no line was good for NaN
+    the live line show an alarm; alarm: what the run was ended for, or goes back for
     """
 
     job: Job
@@ -51,9 +50,9 @@ class LossGuard:
     tell: Callable[[str], None]
     show: Callable[[str], None]
     end: Callable[[], None]
-    last: int = 0
+    last: int
+    divergence: Divergence
     alarm: Alarm | None = None
-    lasting: int = 0
     action: str = ""
     come: list[TrainingStep] = field(default_factory=list)
 
@@ -69,8 +68,7 @@ class LossGuard:
         for step in come:
             for alarm in self.detector.judge(step):
                 self._act(alarm)
-            lasts = NAN in self.detector.told and not _learns(step)
-            self.lasting = (self.lasting or step.iteration) if lasts else 0
+            self.divergence.add(step.iteration, step.values)
             self.last = step.iteration
         if self.alarm is not before:
             threading.Thread(target=self._end, daemon=True).start()
@@ -110,7 +108,7 @@ class LossGuard:
         if found.outcome is not Outcome.FAILED or found.asked:
             return ""
         if found.diverged and not self.alarm:
-            self.alarm = Alarm(NAN, self.lasting, found.diverged)
+            self.alarm = Alarm(NAN, self.divergence.first, found.diverged)
         if not self.alarm and found.itself and _named(found) and self.wanted.on_nan == BACK:
             self._act(Alarm(NAN, self.last + self.interval, "the program ended for it"))
         if not self.alarm or not (self.action == BACK or self.alarm.kind == NAN):
@@ -135,13 +133,6 @@ class LossGuard:
             run = "" if self.action == BACK else self.job.run
             for path in folders.reject(Path(root), line, after, run):
                 self.tell(f"a checkpoint was put away: {path}")
-
-
-def _learns(step: TrainingStep) -> bool:
-    """Whether the weights are numbers: a gradient is, or the loss where a skipped step had NaN."""
-    if step.grad_norm:  # Megatron's is 0 where it doesn't clip
-        return isfinite(step.grad_norm)
-    return bool(step.nan) and step.loss is not None and isfinite(step.loss)
 
 
 def _named(found: Ending) -> bool:
@@ -171,7 +162,8 @@ def guarding(
         for measure in MEASURES:
             detector.remember(measure.field, each.get(measure.field))
         last = each["iteration"]
-    yield (LossGuard(job, attempt, wanted, detector, interval, tell, show, end, last),)
+    after = (last, Divergence(bool(detector.known["loss"])))
+    yield (LossGuard(job, attempt, wanted, detector, interval, tell, show, end, *after),)
 
 
 def verdict(listeners: Sequence[Listener]) -> str:
@@ -188,8 +180,8 @@ def diverged(listeners: Sequence[Listener], output: str = "") -> str:
     heard = re.search(f"{SAYS}{DIVERGED.format('([0-9]{1,18})')}", output)
     for one in listeners:
         if isinstance(one, LossGuard) and one.wanted.on_nan != "ignore":
-            one.lasting = one.lasting or int(heard[1] if heard else 0)
-            return DIVERGED.format(one.lasting) if one.lasting else ""
+            first = one.divergence.first = one.divergence.first or int(heard[1] if heard else 0)
+            return DIVERGED.format(first) if first else ""
     return ""
 
 

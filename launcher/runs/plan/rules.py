@@ -182,6 +182,10 @@ RULES = (
              and o.text("normalization", "LayerNorm") == "LayerNorm"),
          "without a GPU there is no Apex, whose layer norm Megatron takes",
          "Set megatron_args.no_persist_layer_norm to true.", lacking=True),
+    OptionRule("no_gradient_accumulation_fusion",  # core/tensor_parallel/layers.py
+         lambda o: o.cpu and not o.has("no_gradient_accumulation_fusion"),
+         "without a GPU there is no Apex, which adds to gradients as it multiplies",
+         "Set megatron_args.no_gradient_accumulation_fusion to true.", lacking=True),
 
     # Pipelines: training/arguments.py
     _splits(VIRTUAL[0], lambda o: True, "virtual stages need a pipeline"),

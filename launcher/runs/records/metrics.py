@@ -10,6 +10,7 @@ import re
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
+from launcher.agent.diverged import NUMBER, named_values
 from launcher.runs.records.throughput import Rates
 
 
@@ -49,6 +50,11 @@ class TrainingStep:
     params_norm: float | None = _logged("params norm")
     skipped: int | None = _logged("number of skipped iterations")
     nan: int | None = _logged("number of nan iterations")
+
+    @property
+    def values(self) -> dict[str, float | None]:
+        """The numbers by the log's names."""
+        return {name: getattr(self, key) for name, key in (STEP | COUNTS).items()} | self.losses
 
 
 @dataclass(frozen=True)
@@ -107,7 +113,6 @@ _START = re.compile(
 )
 _TIME = re.compile(r"\[([0-9]{4}-[0-9]{2}-[0-9]{2} [0-9]{2}:[0-9]{2}:[0-9]{2})(?:\.[0-9]+)?\] *$")
 _COLOUR = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
-_NUMBER = re.compile(r"[-+]?(?:[0-9]+(?:\.[0-9]*)?(?:e[-+]?[0-9]+)?|inf|nan)", re.IGNORECASE)
 _LOSS = re.compile(r"[-+]?(?:[0-9]\.[0-9]{6}e[-+][0-9]+|inf|nan)", re.IGNORECASE)
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9 _./-]{0,63}")
 _COUNT = re.compile(r"[0-9]{1,18}")
@@ -145,16 +150,10 @@ def _record(line: str, start: re.Match[str], end: int) -> Found | None:
     text = line[start.end() : end]
     if start["step"]:
         time = _TIME.search(line[max(0, start.start() - 40) : start.start()])
-        return _step(start, time[1] if time else None, _fields(text))
+        return _step(start, time[1] if time else None, named_values(text))
     if start["evaluated"]:
-        return _validation(start, _fields(text))
+        return _validation(start, named_values(text))
     return _memory(start, text)
-
-
-def _fields(text: str) -> list[tuple[str, str]]:
-    """Names and values of `name: value | name: value |`; what no bar ends is left out."""
-    pairs = (part.partition(":") for part in text.split("|")[:-1])
-    return [(name.strip(), value.strip()) for name, _, value in pairs]
 
 
 def _step(
@@ -178,7 +177,7 @@ def _validation(start: re.Match[str], said: list[tuple[str, str]]) -> Validation
     losses = {
         name.removesuffix(" value"): float(value)
         for name, value in said
-        if name.endswith(" value") and _NUMBER.fullmatch(value) and _NAME.fullmatch(name)
+        if name.endswith(" value") and NUMBER.fullmatch(value) and _NAME.fullmatch(name)
     }
     if not losses:
         return None
@@ -197,7 +196,7 @@ def _memory(start: re.Match[str], text: str) -> MemoryUse | None:
     values: dict[str, float | None] = {}
     for part in text.split("|"):
         name, _, value = part.partition(":")
-        number = _NUMBER.match(value.strip())
+        number = NUMBER.match(value.strip())
         if name.strip() in MEMORY and number:
             values[MEMORY[name.strip()]] = float(number[0])
     if not values:
@@ -207,7 +206,7 @@ def _memory(start: re.Match[str], text: str) -> MemoryUse | None:
 
 
 def _number(text: str) -> float | None:
-    return float(text) if _NUMBER.fullmatch(text) else None
+    return float(text) if NUMBER.fullmatch(text) else None
 
 
 def as_record(found: Found, attempt: int, rates: Rates | None = None) -> dict[str, object]:

@@ -289,6 +289,18 @@ def _parse(text: bytes) -> Any:
         return json.loads(text)
 
 
+def log_name(attempt: int) -> str:
+    """The file of an attempt's log: "log" of the first, then "log.1"."""
+    return f"{LOG}.{attempt}" if attempt else LOG
+
+
+def logs(folder: Path) -> list[Path]:
+    """The logs that are kept of a run, the first attempt's first."""
+    found = [path for path in folder.glob(f"{LOG}.*") if path.suffix[1:].isdecimal()]
+    found.sort(key=lambda path: int(path.suffix[1:]))
+    return [path for path in (folder / LOG, *found) if path.exists()]
+
+
 def records() -> list[Record]:
     """All that are kept, newest first."""
     return sorted(each(), key=lambda record: record.created, reverse=True)

@@ -11,13 +11,13 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
-from launcher.agent.traces import COSTS
+from launcher.agent.words import COSTS
 from launcher.base import owned
 from launcher.base.errors import UsageError
 from launcher.base.settings import settings
 from launcher.runs.plan.job import EndCause, ExitStatus, Job, goes_on
 from launcher.runs.plan.mounts import PROFILE
-from launcher.runs.records import owner, record, watch
+from launcher.runs.records import owner, record
 from launcher.runs.records.record import Record
 
 RUNNING, PAUSED, UNKNOWN = "running", "paused", "unknown"
@@ -110,7 +110,7 @@ def _why(ending: Mapping[str, Any]) -> tuple[str, ...]:
 def _last_ending(folder: str | Path) -> dict[str, Any] | None:
     """How the last attempt ended; None where it isn't known, as of one that goes on."""
     ending = next(record.newest_lines(f"{folder}/{record.ENDINGS}", TAIL), None)
-    begun = watch.log_name(ending["attempt"] + 1) if ending else ""
+    begun = record.log_name(ending["attempt"] + 1) if ending else ""
     return None if begun and os.path.exists(f"{folder}/{begun}") else ending
 
 

@@ -15,7 +15,7 @@ from launcher.base import files
 from launcher.base.logfile import GAP, LogFile
 from launcher.runs.records import metrics, record, throughput
 from launcher.runs.records.metrics import Found, TrainingStep
-from launcher.runs.records.record import APPEND, LOG, METRICS
+from launcher.runs.records.record import APPEND, METRICS
 from launcher.runs.records.throughput import Rates
 
 MOST_LINKS = 4
@@ -75,7 +75,8 @@ class RecordWatch:
         self.speed = speed
         self.seen = seen
         self.tell = tell
-        self.folder, self.log, self.metrics = folder, folder / log_name(attempt), folder / METRICS
+        self.folder, self.metrics = folder, folder / METRICS
+        self.log = folder / record.log_name(attempt)
         self.attempt = attempt
         self.opened = self.told = False
         self.links = 0
@@ -162,18 +163,6 @@ class RecordWatch:
             with suppress(OSError):
                 os.close(file.handle)
         self.files.clear()
-
-
-def log_name(attempt: int) -> str:
-    """The file of an attempt's log: "log" of the first, then "log.1"."""
-    return f"{LOG}.{attempt}" if attempt else LOG
-
-
-def logs(folder: Path) -> list[Path]:
-    """The logs that are kept of a run, the first attempt's first."""
-    found = [path for path in folder.glob(f"{LOG}.*") if path.suffix[1:].isdecimal()]
-    found.sort(key=lambda path: int(path.suffix[1:]))
-    return [path for path in (folder / LOG, *found) if path.exists()]
 
 
 def _forget(path: Path, attempt: int) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, WithJsonSchema, field_validator, model_validator
+from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 
 from launcher.runs.runfile.values import (
     Absolute,
@@ -116,14 +116,6 @@ class Slurm(Strict):
         default_factory=dict
     )
     """Further options of sbatch, by their long names."""
-
-    @field_validator("container", mode="before")
-    @classmethod
-    def _known(cls, value: object) -> object:
-        """The value as it is. Raises ValueError for the one that earlier versions had."""
-        if value == "oci":
-            raise ValueError("oci is no longer supported: take pyxis, apptainer, docker or podman")
-        return value
 
     @model_validator(mode="after")
     def _one_place(self) -> Slurm:

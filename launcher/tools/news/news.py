@@ -29,10 +29,10 @@ FINAL = re.compile(r"\d{1,9}(\.\d{1,9})+")
 class UpstreamNews:
     """What a place has that the matrix lacks, from old to new.
 
-    kind: index (releases), git (releases), images (tags of a base), extensions (tags) what: for
-    people; known: the newest in the matrix, "" for none; names: of an extension its package, of a
-    base the repository new: to what each stands for: a commit, an image's name, of an index "sdist"
-    or "" problem: why the place can't be asked
+    kind: index (releases), git (releases), images (tags of a base), extensions (tags); what: for
+    people; known: the newest in the matrix, "" for none; name: of an extension its package, of a
+    base the repository; new: what each stands for: a commit, an image's name, of an index "sdist"
+    or ""; problem: why the place can't be asked
     """
 
     kind: str
@@ -176,7 +176,7 @@ def _tags(url: str, prefix: str, site: Settings) -> dict[str, str]:
 def _index_releases(site: Settings) -> dict[str, str]:
     """The final releases at pip's indexes, and which have an sdist. Raises BuildError."""
     found = dict[str, str]()
-    for version, file in index.files_of(PROJECT, site):
+    for version, file in index.files_of(PROJECT, index.Pip.configured(site)):
         if FINAL.fullmatch(str(version)) and len(version.release) == 3:
             sdist = file.filename.endswith(".tar.gz")
             found[str(version)] = "sdist" if sdist else found.get(str(version), "")

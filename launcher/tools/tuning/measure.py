@@ -14,7 +14,7 @@ from threading import Timer
 from typing import Any
 
 from launcher.agent import costs
-from launcher.agent.traces import COSTS
+from launcher.agent.words import COSTS
 from launcher.runs.explain.failures import FailureSign, explain
 from launcher.runs.follow import ask
 from launcher.runs.follow.assemble import bare_plan

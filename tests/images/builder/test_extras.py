@@ -23,6 +23,7 @@ from launcher.images.matrix.schema import Cap, Matrix
 from launcher.images.sources import clash, extras
 from launcher.images.sources.clash import clash_in, overlap
 from launcher.images.sources.extras import Ground, settled
+from launcher.images.sources.index import Pip
 from launcher.images.sources.resolve import ResolvedSet
 
 from .conftest import wheel
@@ -32,6 +33,7 @@ __all__ = ["links"]
 
 DIGEST, OTHER = (f"sha256:{one * 64}" for one in "ab")
 BASE = {"numpy": "1.26.4", "regex": "2023.12.25", "torch": "2.5.0a0+e000cf0ad9.nv24.10"}
+BASE |= {"megatron-core": "0.9.0"}
 MATRIX = load_matrix()
 
 
@@ -60,6 +62,7 @@ def index(links: Path) -> Path:
     wheel(links, "numpy", "2.2.0")
     wheel(links, "regex", "2026.1.1")
     wheel(links, "torch", "2.11.0")
+    wheel(links, "bridge", "1.0", "megatron-core>=0.15")
     return links
 
 
@@ -81,6 +84,7 @@ def test_what_the_base_has_stays_as_it_is(empty_site: Settings) -> None:
         (["numpy>=2"], r"this asks for numpy>=2, and the base has numpy 1.26.4"),
         (["model", "torch>=2.6"], "torch>=2.6, and the base has torch 2.5.0a0"),
         (["numpy>1,!=1.26.4"], r"asks for numpy>1,!=1.26.4, and the base has numpy 1.26.4"),
+        (["bridge"], "bridge needs megatron-core>=0.15, and the image has megatron-core 0.9.0"),
         (["nothing-like-it"], "nothing-like-it"),
     ],
 )
@@ -171,6 +175,7 @@ def test_what_megatron_needs_is_there_unless_the_base_has_it() -> None:
     assert on.packages["einops"]
     assert on.glibc == 35
     assert extras.ground(DIGEST, {}, [], "", wanted).glibc == 28
+    assert on.packages["megatron-core"] == "0.9.0"
     cpu = recipe(MATRIX, load_lock(), "cpu")
     assert extras.ground(DIGEST, {}, [], "2.36", cpu).packages["torch"] == "2.13.0+cpu"
 
@@ -194,11 +199,31 @@ def test_versions_give_a_name_that_a_tag_can_have() -> None:
     assert all(one.replace("-", "").isalnum() and len(one) < 30 for one in found)
 
 
-@pytest.mark.parametrize("name", ["git+https://x/y", "a @ file:///x", "a; os_name == 'nt'", "-r x"])
-def test_what_is_no_package_is_refused(name: str) -> None:
+@pytest.mark.parametrize(
+    ("names", "told"),
+    [
+        (["git+https://x/y"], "pip wheel"),
+        (["a @ file:///x"], "pip wheel"),
+        (["a", "@", "git+https://x/y"], "pip wheel --no-deps -w wheels 'git+https://x/y'"),
+        (["a; os_name == 'nt'"], "by spaces"),
+        (["hf,wandb"], "by spaces"),
+        (["a=1"], "peft>=0.10,<1"),
+        (["./a-1.0-py3-none-any.whl"], "PIP_FIND_LINKS"),
+        (["a-1.0-py3-none-any.whl"], "PIP_FIND_LINKS"),  # it was taken for a name
+    ],
+)
+def test_what_is_no_package_is_refused(names: list[str], told: str) -> None:
     with pytest.raises(UsageError, match="neither a set") as caught:
-        normalised([name])
-    assert ("pip wheel" in caught.value.remedy) == ("://" in name)
+        normalised(names)
+    assert told in caught.value.remedy
+
+
+def test_a_set_has_no_versions_unless_it_is_called_as_a_package() -> None:
+    """hf<2 would be another project, which an index has."""
+    for name in ("hf<2", "Hf[x]", "mamba==2"):
+        with pytest.raises(UsageError, match="is a set of matrix"):
+            extras_of(MATRIX, MATRIX.rows["24.10"], [name])
+    assert extras_of(MATRIX, MATRIX.rows["24.10"], ["wandb<1"]).packages == ("wandb<1",)
 
 
 def test_a_set_is_what_it_stands_for_and_the_row_s_own_are_there() -> None:
@@ -388,7 +413,7 @@ def test_an_old_release_is_refused_where_the_newest_has_no_wheel(
 
 
 def test_a_dependency_that_is_years_behind_its_newest_is_named(
-    empty_site: Settings, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Without a word, datasets 1.1.1 of 2020 stood beside trl of today: the base kept it back."""
     newest = {"sets": ("4.0", True), "six": ("1.1", True), "held": ("2.0", False)}
@@ -403,9 +428,10 @@ def test_a_dependency_that_is_years_behind_its_newest_is_named(
         {},
         {one: datetime(year, 1, 1) for one, year in times.items()},
     )
-    assert extras.left_behind(found, made("trl"), empty_site) == ["sets 1.1 (newest: 4.0)"]
-    assert extras.left_behind(found, made("trl", "sets<2"), empty_site) == []  # as was asked
-    assert extras.left_behind(replace(found, times={}), made("trl"), empty_site) == []
+    pip = Pip({})
+    assert extras.left_behind(found, made("trl"), pip) == ["sets 1.1 (newest: 4.0)"]
+    assert extras.left_behind(found, made("trl", "sets<2"), pip) == []  # as was asked
+    assert extras.left_behind(replace(found, times={}), made("trl"), pip) == []
 
 
 SEEN = {"numpy": "1.26.4", "packaging": "23.2", "pyyaml": "6.0.1"}
@@ -424,12 +450,12 @@ def test_a_set_resolves_on_a_row_or_is_refused_by_name(tag: str, name: str, site
     wanted = recipe(MATRIX, load_lock(), tag, extras=[name])
     seen = {} if wanted.row.packages else {**SEEN, "torch": wanted.row.torch}
     glibc = "2.35" if "22.04" in wanted.row.os else "2.39"
-    on = extras.ground(DIGEST, seen, [], glibc, wanted)
+    on, pip = extras.ground(DIGEST, seen, [], glibc, wanted), Pip.configured(site)
     if name == "deepep":
         with pytest.raises(BuildError, match="deep-ep has no wheel"):
-            extras.resolve_extras(wanted, MATRIX, on, site)
+            extras.resolve_extras(wanted, MATRIX, on, site, pip)
         return
-    lock = extras.lock_of(wanted, on, extras.resolve_extras(wanted, MATRIX, on, site))
+    lock = extras.lock_of(wanted, on, extras.resolve_extras(wanted, MATRIX, on, site, pip))
     assert extras.is_of(lock, wanted, extras.limits_of(wanted, MATRIX))
     assert extras.holds_on(lock, on)
     assert not {*pinned_versions(lock.pins)} & {*on.packages, *PROTECTED}

@@ -83,7 +83,7 @@ def test_an_image_whose_check_did_not_end_is_removed(
         raise end
 
     inputs = inputs_of(SOURCES["git"])
-    monkeypatch.setattr(building, "_inputs", lambda request: inputs)
+    monkeypatch.setattr(building, "inputs", lambda request: inputs)
     monkeypatch.setattr(building, "_look_into_base", lambda *_: verify.BuildFacts("3.10", {}))
     monkeypatch.setattr(verify, "check_base", lambda *_: None)
     monkeypatch.setattr(building, "_build", lambda *_: "sha256:new")

@@ -18,7 +18,7 @@ from launcher.images.matrix.locked import Lock, LockedImage, LockedPlatform, Loc
 from launcher.images.matrix.schema import GitSource, Matrix
 from launcher.images.oci import registry
 from launcher.images.oci.registry import ImageDigests
-from launcher.images.sources import lock
+from launcher.images.sources import index, lock
 from launcher.images.sources import resolve as resolving
 from launcher.images.sources.lock import LockRequest
 from launcher.images.sources.resolve import RequirementSet, ResolvedSet
@@ -290,10 +290,18 @@ def test_row_by_row_what_cannot_be_reached_keeps_its_pin_or_has_none(
 
 @pytest.fixture
 def links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder of wheels, which pip's configuration alone names."""
+    """A folder of wheels, which pip's configuration alone names; pip is asked for it once."""
     folder = tmp_path / "links"
     folder.mkdir()
-    (tmp_path / "pip.conf").write_text(f"[global]\nno-index = true\nfind-links = {folder}\n")
+    # A pip that knows no index is asked for its help as well.
+    text = f"[global]\nno-index = true\nindex-url = http://none\nfind-links = {folder}\n"
+    (tmp_path / "pip.conf").write_text(text)
+    asked, known = index.Pip.configured, dict[str, index.Pip]()
+
+    def once(site: Settings) -> index.Pip:
+        return known.get(repr(site)) or known.setdefault(repr(site), asked(site))
+
+    monkeypatch.setattr(index.Pip, "configured", once)
     monkeypatch.setenv("PIP_CONFIG_FILE", str(tmp_path / "pip.conf"))
     for name in ("PIP_FIND_LINKS", "PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL"):
         monkeypatch.delenv(name, raising=False)

@@ -180,12 +180,6 @@ def test_a_job_that_was_requeued_loads_what_it_saved(plan: Planner) -> None:
         script(plan("gpt2.yaml", save, *both, host=host), requeue=True)
 
 
-def test_a_container_of_earlier_versions_is_refused_by_what_to_take() -> None:
-    """A list of choices alone wouldn't say that the file was right once."""
-    with pytest.raises(ValidationError, match="oci is no longer supported: take pyxis"):
-        Slurm(container="oci")  # type: ignore[arg-type]
-
-
 @pytest.mark.parametrize(
     ("srun", "code"),
     [

@@ -23,6 +23,7 @@ from launcher.runs.records.ending import Ending, Outcome
 from launcher.runs.records.metrics import parse_all
 from launcher.runs.records.watch import RecordWatch
 from launcher.runs.runfile import config, source
+from tests.agent.test_peers import STEP_LINES
 from tests.plans import MINIMAL
 
 RUN = "0a1b2c3d"
@@ -151,6 +152,14 @@ def test_weights_that_take_good_steps_are_not_nan(site: Site, last: str) -> None
         one.add(b"", False)
     assert guard.diverged([one]) == ""
     assert sum(" nan at iteration 230" in text for text in site.told) == 1
+
+
+@pytest.mark.parametrize("line", STEP_LINES)
+def test_the_launcher_judges_lines_as_a_rank_does(line: str, site: Site) -> None:
+    one = site.run(GOOD)
+    one.see(*parse_all(f" iteration 230/ 900 | {TIME} | {line}\n"))
+    one.add(b"", False)
+    assert ("from iteration 230 " in guard.diverged([one])) == bool(STEP_LINES[line])
 
 
 def test_a_launcher_without_the_lines_of_steps_hears_of_nan_from_its_node(site: Site) -> None:

@@ -124,17 +124,22 @@ def test_what_a_release_takes_is_taken(plan: Planner, release: str, sets: tuple[
 
 
 ON_CPU = FILE.replace("gpus: 8", "gpus: 0")
-LOCAL = ("model.transformer_impl=local", "megatron_args.no_persist_layer_norm=true")
+LOCAL = (
+    "model.transformer_impl=local",
+    "megatron_args.no_persist_layer_norm=true",
+    "megatron_args.no_gradient_accumulation_fusion=true",
+)
 
 
 def test_without_a_gpu_there_is_no_transformer_engine_and_no_apex(plan: Planner) -> None:
-    """pretrain_gpt.py died with a NameError, and then by its layer norm."""
+    """pretrain_gpt.py died with a NameError, then by its layer norm, then by its first product."""
     with pytest.raises(UsageError, match="there is no Transformer Engine") as caught:
         plan(ON_CPU, facts=ImageFacts("0.9.0", True))
     assert "model.transformer_impl to local" in str(caught.value)
     assert "no_persist_layer_norm to true" in str(caught.value)
+    assert "no_gradient_accumulation_fusion to true" in str(caught.value)
     with pytest.raises(UsageError, match="there is no Apex"):
-        plan(ON_CPU, LOCAL[0], facts=ImageFacts("0.13.1", True))
+        plan(ON_CPU, *LOCAL[:2], facts=ImageFacts("0.13.1", True))
     assert plan(ON_CPU, *LOCAL, facts=ImageFacts("0.13.1", True))
 
 

@@ -51,14 +51,14 @@ LINES = [step(10), step(20), b"saved\n", b"\xff\xfe iteration \xff\n", b"\n", b"
 def test_whatever_the_pieces_the_log_is_whole_and_each_metric_is_kept_once(
     tmp_path: Path, lines: list[tuple[bool, bytes]], data: st.DataObject
 ) -> None:
-    for name in (watch.LOG, watch.METRICS):
+    for name in (record.LOG, watch.METRICS):
         (tmp_path / name).unlink(missing_ok=True)
     with RecordWatch(tmp_path, 0) as watching:
         for is_error, line in lines:
             cut = data.draw(st.integers(0, len(line)))
             for piece in (line[:cut], line[cut:]):
                 watching.add(piece, is_error)
-    assert (tmp_path / watch.LOG).read_bytes() == b"".join(line for _, line in lines)
+    assert (tmp_path / record.LOG).read_bytes() == b"".join(line for _, line in lines)
     found = [record["iteration"] for record in kept(tmp_path)]
     # A line that nothing ended goes on in the next one of its stream, which is then no step's.
     streams = [b"".join(line for error, line in lines if error is e) for e in (False, True)]
@@ -90,7 +90,7 @@ def test_a_step_has_its_speed_by_the_plan_and_the_batch_of_its_own_line(tmp_path
     assert "mfu" not in slow  # which needs a GPU that is known
     with RecordWatch(tmp_path, 0):  # as where the engine's log driver gives none back
         pass
-    assert (tmp_path / watch.LOG).read_bytes() == step(10) + step(20, batch=16)
+    assert (tmp_path / record.LOG).read_bytes() == step(10) + step(20, batch=16)
     assert kept(tmp_path) == [slow, fast]
     speed, step_of = Speed(PLAN, None), TrainingStep(10, 100, 100.0, global_batch_size=8)
     before = speed.rates_of(step_of)
@@ -124,12 +124,12 @@ def test_what_is_seen_again_from_its_beginning_replaces_what_was_kept(tmp_path: 
         again.add(step(20) + step(30), is_error=False)
     found = [(record["attempt"], record["iteration"]) for record in kept(tmp_path)]
     assert found == [(0, 10), (1, 20), (1, 30)]
-    assert [path.name for path in watch.logs(tmp_path)] == ["log", "log.1"]
+    assert [path.name for path in record.logs(tmp_path)] == ["log", "log.1"]
     assert (tmp_path / "log.1").read_bytes() == step(20) + step(30)
 
 
 def test_a_folder_that_takes_nothing_is_told_of_once(tmp_path: Path) -> None:
-    (tmp_path / watch.LOG).mkdir()
+    (tmp_path / record.LOG).mkdir()
     told, seen = list[str](), list[object]()
     with RecordWatch(tmp_path, 0, tell=told.append, seen=lambda f, r: seen.append(f)) as watching:
         watching.add(step(10), is_error=False)
@@ -150,7 +150,7 @@ def test_a_full_disk_is_said_once_and_what_comes_when_there_is_room_again_is_kep
             for iteration in (20, 30):
                 watching.add(step(iteration), is_error=False)
         watching.add(step(40), is_error=False)
-    log = tmp_path / watch.LOG
+    log = tmp_path / record.LOG
     assert told == [f"the log can't be written: {log}: File too large; the run goes on"]
     gap = f"launcher: {2 * len(step(20)) - 9} bytes are missing here, which couldn't be written"
     assert log.read_bytes() == step(10) + step(20)[:9] + f"\n{gap}\n".encode() + step(40)
@@ -173,4 +173,4 @@ def test_a_line_without_an_end_does_not_grow_in_memory(tmp_path: Path) -> None:
         for _ in range(40):
             watching.add(b"x" * (1 << 14), is_error=False)
         assert len(watching.begun[False]) == watch.LONGEST_LINE
-    assert (tmp_path / watch.LOG).stat().st_size == 40 << 14
+    assert (tmp_path / record.LOG).stat().st_size == 40 << 14

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from tests.agent.conftest import python
+from tests.agent.conftest import start
 
 pytestmark = pytest.mark.megatron
 
 
-def printed(script: str) -> list[str]:
+def printed(folder: Path, text: str) -> list[str]:
     """The words that a script of its own process prints."""
-    ended = python("-c", script)
-    assert not ended.returncode, ended.stderr
-    return ended.stdout.split()
+    (script := folder / "script.py").write_text(text)
+    ended = start(1, str(script))
+    assert not ended.code, ended.output
+    return ended.output.split()
 
 
 LOSS = """
@@ -46,9 +49,9 @@ print(most / (2 * tokens * vocabulary), *(float((u - v).norm() / v.norm()) for u
 
 
 @pytest.mark.long
-def test_the_losses_gradient_takes_the_logits_place() -> None:
+def test_the_losses_gradient_takes_the_logits_place(tmp_path: Path) -> None:
     """A function with a gradient of its own held both: 3.9 GiB of llama3.2-1b's 51."""
-    copies, *apart = [float(word) for word in printed(LOSS)]
+    copies, *apart = [float(word) for word in printed(tmp_path, LOSS)]
     assert copies < 1.5
     assert len(apart) == 3
     assert max(apart) < 1e-2
@@ -94,12 +97,12 @@ print(one._evaluate(), told[1:])
 """
 
 
-def test_an_evaluation_without_room_lets_the_graph_go() -> None:
+def test_an_evaluation_without_room_lets_the_graph_go(tmp_path: Path) -> None:
     """The run ended: a CUDA graph's memory is its own, and at 32,768 tokens it was nearly all.
 
     The second try began behind the batch that the first had taken, and ended for want of one.
     """
-    assert printed(ROOM) == ["True", "[3.0]"]
+    assert printed(tmp_path, ROOM) == ["True", "[3.0]"]
 
 
 COPIES = """
@@ -144,11 +147,11 @@ print(compat.async_saving()[1]["async_strategy"])
 """
 
 
-def test_an_asynchronous_saves_copies_are_kept() -> None:
+def test_an_asynchronous_saves_copies_are_kept(tmp_path: Path) -> None:
     """Each of the first two saves allocated memory for 1.7 s; what others save was copied too."""
-    assert printed(COPIES) == "True True True True 1".split()
+    assert printed(tmp_path, COPIES) == "True True True True 1".split()
 
 
-def test_megatron_saves_beside_training_where_nothing_else_does() -> None:
+def test_megatron_saves_beside_training_where_nothing_else_does(tmp_path: Path) -> None:
     """From 0.17 on a run ended with a traceback where nvidia-resiliency-ext wasn't in the image."""
-    assert printed(STRATEGY) == ["mcore"]
+    assert printed(tmp_path, STRATEGY) == ["mcore"]

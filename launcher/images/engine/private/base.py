@@ -72,7 +72,7 @@ class BaseRecipe:
 
 
 def debian_base(
-    client: DockerClient,
+    client: DockerClient | None,
     name: str,
     epoch: int,
     python: str = "3.11",
@@ -87,7 +87,7 @@ def debian_base(
     more: packages of Debian's beside them, such as python3-torch; architecture: Debian's name of
     another one than this machine's, which is emulated. The engine's own is taken if it was made by
     the same recipe, then the archive in `cache`, which is a folder of the launcher's cache unless
-    another is given. Raises EngineError.
+    another is given. Without a client only the archive is made: "". Raises EngineError.
     """
     from docker.errors import ImageNotFound
 
@@ -95,12 +95,14 @@ def debian_base(
         raise EngineError(f"no Debian release has Python {python}", nearest(python, list(SUITES)))
     made_of = ((*PACKAGES, *more), tuple(EXCLUDED), tuple(FORGOTTEN))
     recipe = BaseRecipe(SUITES[python], architecture or _architecture(), epoch, *made_of)
-    found = find_image(client, name) or {"Config": {}}
+    found = (client and find_image(client, name)) or {"Config": {}}
     if recipe.labels.items() <= (found["Config"].get("Labels") or {}).items():
         return str(found["Id"])
     made = (cache or settings().cache / "bases") / f"debian-{recipe.suite}-{recipe.key[:16]}.tar"
     if not made.exists():
         _make(made, recipe, say)
+    if not client:
+        return ""
     try:
         with made.open("rb") as file:
             id = load_archive(client, blocks_of(file))
@@ -224,6 +226,8 @@ def _environment(root: Path, epoch: int) -> dict[str, str]:
         "SOURCE_DATE_EPOCH": str(epoch),
         # Else what is compiled depends on what happened to be imported first.
         "PYTHONDONTWRITEBYTECODE": "1",
+        # dpkg's own defaults, and no flush of each file: what is cut off here is made again.
+        "DPKG_FORCE": "security-mac,downgrade,unsafe-io",
     }
 
 
