@@ -51,9 +51,9 @@ CANNOT = {
     r"launcher bisect": "upstream's git; tests/tools/bisect",
     r"python3 /opt/launchpad|cd /opt/megatron|torchrun ": "an image; tests/e2e/test_example.py",
 }
-TINY = "launcher run gpt2-tiny.yaml --backend local --set logging.log_interval=5"
+STARTED = "launcher run gpt2-tiny.yaml --backend local --set logging.log_interval=5"
+TINY = f"{STARTED} --set training.train_iters=10"
 CORPUS = """for i in $(seq 400); do echo '{"text": "The quick brown fox."}'; done > corpus.jsonl"""
-MINE = "launcher init gpt2-tiny --gpus 0 -o mine.yaml"
 SCENES = {
     "api.md": "true",
     "backends.md": """(echo extends: gpt2; echo name: mine
@@ -85,7 +85,7 @@ SCENES = {
     "watching.md": f"""{{ echo '[rank17]: torch.OutOfMemoryError: CUDA out of memory. Tried 2 GiB'
         echo '[rank47]: RuntimeError: [gloo/pair.cc] Connection closed by peer [10.0.0.1]:1'
         }} > slurm-4711.out; {TINY}; cp $LAUNCHER_RUNS/*/metrics.jsonl .
-        {TINY} --detach --set name=RUN --set checkpoint.save=ckpt --set training.train_iters=9999
+        {STARTED} --detach --set name=RUN --set checkpoint.save=ckpt --set training.train_iters=9999
         """,
 }
 """What a page's commands find in their folder; its yaml and bash fences are there by number."""
