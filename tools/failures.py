@@ -25,9 +25,9 @@ launcher explain slurm-4711.out   # any training's log: of a run, a file, or - f
 ```
 
 If a log has several causes, `explain` reports the first. \\* marks what ranks also write when
-another rank has failed: it counts only if the log has no other cause. ? marks a failure with several
-causes: `explain` prints the cure of each cause. A plain Python error has no row, and is printed
-itself.
+another rank has failed: it counts only if the log has no other cause. ? marks a failure with
+several causes: `explain` prints the cure of each. A plain Python error has no row: `explain` prints
+its message or line.
 """
 SAYS_ITSELF = "What an error says itself"
 FEWEST, LONG = 4, 10  # words
