@@ -25,6 +25,7 @@ def test_what_the_jobs_start_is_there() -> None:
     assert [job.name for job in schedule.load(ROOT / "bench/gpu/jobs.yaml", ["long"])] == [
         "cp2-32k",
         "one-32k",
+        "one-32k-evaluated",
     ]
     for job in JOBS:
         assert {*job.after} <= {*names}

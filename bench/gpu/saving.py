@@ -3,15 +3,18 @@
 `--to FOLDER` is on the disk that is measured. GPT-2 124M trains in one process, by the fast path
 unless `--no-fast` is given; before a plain Python's options `-m launcher.agent.cpu` it does so on
 the CPU. A save is timed as training waits for it and as async_save has it wait, then the steps
-beside the writer, the load, and a copy of the same bytes, flushed to the disk. What is given after
-`--` is for the training program.
+beside the writer, the load, and a copy of the same bytes, flushed to the disk. `--profile` prints
+what the host does in one more save. What is given after `--` is for the training program.
 """
 
 from __future__ import annotations
 
 import argparse
+import cProfile
+import gc
 import json
 import os
+import pstats
 import shutil
 import time
 from collections.abc import Callable
@@ -48,8 +51,8 @@ def copy(source: Path, to: Path) -> None:
         os.close(descriptor)
 
 
-def measure(trainer: Any, batches: Any) -> dict[str, float]:
-    """Seconds of each, the median of some."""
+def measure(trainer: Any, batches: Any, profiled: bool) -> dict[str, float]:
+    """Seconds of each, the median of some; `profiled` prints what one more save does."""
     import torch
 
     from launcher.trainer.gpt import checkpoint
@@ -62,6 +65,8 @@ def measure(trainer: Any, batches: Any) -> dict[str, float]:
         return [timed(step) for _ in range(count)]
 
     queue = (*compat.async_saving(), checkpoint.HostCopies())
+    steps(2)
+    gc.freeze()  # as `Trainer.run` does
     usual, found = median(steps()[STEPS // 2 :]), dict[str, list[float]]()
     for _ in range(TIMES):
         for name, beside in (("save", None), ("async", queue)):
@@ -75,11 +80,20 @@ def measure(trainer: Any, batches: Any) -> dict[str, float]:
             steps(2)
     told = {name: median(each) for name, each in found.items()}
     told["first async"] = found["async"][0]  # which makes room for the copies
+    told |= {f"async {number}": each for number, each in enumerate(found["async"])}
+    told |= {f"step after {number}": each for number, each in enumerate(found["first step"])}
     told |= {"step": usual, "GB": sum(path.stat().st_size for path in folder.iterdir()) / 1e9}
     copies = [folder.with_name(f"copy-{number}") for number in range(TIMES)]
     told["copy"] = median(timed(partial(copy, folder, to)) for to in copies)
     known = checkpoint.common(folder)
     told["load"] = timed(lambda: checkpoint.load(folder, known, trainer.parts, trainer.optimizer))
+    if profiled:
+        trainer.beside = queue
+        with cProfile.Profile() as profile:
+            trainer._save()
+        trainer._finish_saving(wait=True)
+        for order in ("cumulative", "tottime"):
+            pstats.Stats(profile).sort_stats(order).print_stats(70)
     lost = told["async"] + told["first step"] - usual
     return told | {"lost of a save": lost / told["save"]}
 
@@ -88,6 +102,7 @@ def main() -> None:
     """Print the figures as JSON."""
     parser = argparse.ArgumentParser(prog="python3 -m bench.gpu.saving", description=__doc__)
     parser.add_argument("--to", type=Path, required=True)
+    parser.add_argument("--profile", action="store_true")
     parser.add_argument("more", nargs="*")
     given = parser.parse_args()
     given.to.mkdir(parents=True)
@@ -103,7 +118,8 @@ def main() -> None:
     trainer = training.begin(arguments, command_line.layout(arguments, 1))
     batches = iter(data.loader(arguments, trainer.training_set, 0))
     trainer.report.meter = Meter()
-    print(json.dumps({name: round(s, 4) for name, s in measure(trainer, batches).items()}))
+    measured = measure(trainer, batches, given.profile)
+    print(json.dumps({name: round(s, 4) for name, s in measured.items()}))
 
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ HERE = Path(__file__).resolve().parent
 ROOT = str(HERE.parents[1])
 """For PYTHONPATH: a job starts in a folder of its own."""
 
-UPSTREAM = "pretrain_gpt.py"
+UPSTREAM, TRAINER = "pretrain_gpt.py", "launcher.trainer.gpt"
 MARK = "SCHEDULED_JOB"
 """A variable of all processes of a job: its name."""
 
@@ -43,7 +43,7 @@ WARM = 4
 """Lines of the log that don't count: torch compiles, warms up and captures."""
 
 COMPILED = re.compile(r"compiled the step in (\d+) s")
-SHOWN = re.compile(r"launcher:|runner:|fast:|Error|forecast|memory ")
+SHOWN = re.compile(r"launcher:|runner:|fast:|Error|forecast|memory |^routed:|GB/s")
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,8 @@ class Job:
 
     `group`: a word by which it is chosen; `after`: jobs that have to end well before; `tune`:
     minutes of `launcher tune` in place of `run`; `more`: options for the program, which is then
-    started without the launcher's checks; `signal`: a signal's name, the iteration `at` which it
+    started without the launcher's checks; `program`: a module that stands for the trainer's, as
+    bench.gpu.held does; `signal`: a signal's name, the iteration `at` which it
     is sent, and the rank. {work}, {text} and {upstream} in words
     are paths, {job} is the name.
     """
@@ -67,6 +68,7 @@ class Job:
     set: list[Any] = field(default_factory=list)
     argv: str = ""
     more: str = ""
+    program: str = ""
     after: list[str] = field(default_factory=list)
     tune: int = 0
     signal: dict[str, Any] = field(default_factory=dict)
@@ -205,11 +207,13 @@ class Schedule:
             words = ["-m", "launcher", *job.words("run", self.cpu)]
         words = [filled(word, values) for word in words]
         argv = [sys.executable, *words]
-        if not job.more:
+        if not (job.more or job.program):
             return argv
         given: dict[str, Any] = {"capture_output": True, "text": True, "check": True}
         shown = subprocess.run([*argv, "--dry-run"], env=self._env(job, cards), **given).stdout
         line = next(line for line in shown.splitlines() if line.startswith("env "))
+        if job.program:
+            line = line.replace(f"-m {TRAINER} ", f"-m {job.program} ")
         return [*shlex.split(line), *shlex.split(job.more)]
 
     def _env(self, job: Job, cards: list[str]) -> dict[str, str]:

@@ -26,7 +26,7 @@ the ranks, which bf16 holds exactly for up to 85 of them."""
 PAIR_BYTES = 16 << 20
 TIMEOUT = datetime.timedelta(minutes=2)
 
-LEAST, MOST, GROWTH, ENOUGH = 1 << 20, 256 << 20, 4, 0.025
+LEAST, MOST, GROWTH, ENOUGH, AGAIN = 1 << 20, 256 << 20, 4, 0.012, 5
 """Bytes of what is summed before the start, and how it grows until it takes so many seconds: all
 sizes together take 0.1 s at most where the first doesn't take longer."""
 
@@ -101,17 +101,18 @@ def measure(torch: Any, size: int, dtype: Any, group: Any) -> dict[str, Any]:
 def link_line(torch: Any, device: Any, nodes: int, group: Any = None) -> str:
     """The bus bandwidth of a group on so many nodes, as `words.LINK` reads it; all ranks call it.
 
-    By the largest all-reduce that is short, of each size the second, by its slowest rank.
+    By the largest all-reduce that is short, the mean of AGAIN after one, by its slowest rank.
     """
     ranks, size = torch.distributed.get_world_size(group), LEAST
     name = "CPU" if device == "cpu" else torch.cuda.get_device_name()
     while True:
         sums = torch.zeros(size // 4, device=device)
-        for _ in range(2):
+        for rounds in (1, AGAIN):
             began = time.perf_counter()
-            torch.distributed.all_reduce(sums, group=group)
-            sums[0].item()  # which waits for it
-            took = torch.full((1,), time.perf_counter() - began, device=device)
+            for _ in range(rounds):
+                torch.distributed.all_reduce(sums, group=group)
+            sums[0].item()  # which waits for them
+            took = torch.full((1,), (time.perf_counter() - began) / rounds, device=device)
         torch.distributed.all_reduce(took, op=torch.distributed.ReduceOp.MAX, group=group)
         slowest = float(took.item())
         if size == MOST or slowest * GROWTH > ENOUGH:

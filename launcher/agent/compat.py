@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import operator
 import os
 from argparse import Namespace
 from collections.abc import Mapping
@@ -174,11 +175,32 @@ def async_saving() -> tuple[Any, dict[str, Any]]:
 
     strategy = serialization.get_default_save_sharded_strategy()
     strategy.use_cached_ckpt_structure = True  # planned anew, a save takes 0.1 s longer
+    _convert_once(torch)
     how: dict[str, Any] = {"async_sharded_save": True, "sharded_strategy": strategy}
     if not hasattr(torch, "get_async_strategy"):
         return async_utils.AsyncCallsQueue(), how
     name, modules = torch.get_async_strategy("nvrx" if torch.HAVE_NVRX else "mcore")
     return modules["AsyncCallsQueue"](persistent=False), how | {"async_strategy": name}
+
+
+def _convert_once(strategy: Any) -> None:
+    """Have Megatron make torch's sharded tensors of the same copies on the host once, for all
+    saves: of GPT-2 that takes 0.02 s."""
+    convert, kept = strategy.sharded_tensor_to_torch_sharded_tensor, dict[str, tuple[Any, Any]]()
+
+    @functools.wraps(convert)
+    def converted(tensors: Any, *args: Any) -> Any:
+        copies = [each.data for each in tensors]
+        known, made = kept.get(tensors[0].key, ((), None))
+        if len(known) == len(copies) and all(map(operator.is_, known, copies)):
+            return made
+        made = convert(tensors, *args)
+        if copies[0].device.type == "cpu":
+            kept[tensors[0].key] = copies, made
+        return made
+
+    if not hasattr(convert, "__wrapped__"):
+        strategy.sharded_tensor_to_torch_sharded_tensor = converted
 
 
 def check_distributed_optimizer() -> None:

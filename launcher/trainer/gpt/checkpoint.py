@@ -206,8 +206,6 @@ def save(
     mine = _saver(os.environ.get(lineage.HOLDER))
     partial = folders.partial(root, progress.iteration, mine)
     state = _sharded(parts, optimizer, is_loading=False)
-    if beside:
-        beside[2].replace(state)
     state.update(
         progress=vars(progress),
         layout=layout(),
@@ -217,6 +215,8 @@ def save(
     )
     with _cleared_up(root, partial):
         _on_rank_0(lambda: _make(partial, mine))
+        if beside:  # what follows waits for no GPU while it copies
+            beside[2].replace(state)
         request = dist_checkpointing.save(state, str(partial), **(beside[1] if beside else {}))
 
         def publish() -> None:
