@@ -30,8 +30,10 @@ several causes: `explain` prints the cure of each. A plain Python error has no r
 its message or line.
 """
 SAYS_ITSELF = "What an error says itself"
-FEWEST, LONG = 4, 10  # words
-FURTHER = re.compile(r", (?:or|which|where|since|as|so) |(?<![A-Z]): (?=[a-z])| \(")
+FEWEST, LONG = 4, 9  # words
+FURTHER = re.compile(
+    r", (?:or|which|where|since|as|so|with|by|in|on|for|than) |(?<![A-Z]): (?!\{)|(?<!and) \("
+)
 """Where what comes after the first thing to do begins."""
 
 TABLE = "| what failed (since) | what to do first |\n|---|---|\n"
