@@ -11,7 +11,7 @@ WORKERS := -n 4 --durations=60
 .PHONY: help venv dev demo test test-long image images render check lint drift verify lock compat requirements
 .PHONY: bench docs release clean
 
-help:  ## these targets
+help:  ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*  ## /\1: /p' Makefile
 
 venv:
@@ -20,13 +20,13 @@ venv:
 dev:
 	@$(PYTHON) tools/bootstrap.py requirements-dev.txt
 
-demo: venv  ## the CPU image from Megatron's source, and a tiny GPT trained in it
+demo: venv  ## build the CPU image from Megatron's source, and train a tiny GPT in it
 	@$(RUN) demo
 
-test: dev  ## unit, golden-file and end-to-end tests, with a real engine
+test: dev  ## run unit, golden-file and end-to-end tests, with a real engine
 	@$(VENV)/bin/python -m pytest -m 'not long' $(WORKERS) $(ARGS)
 
-test-long: dev  ## repetitions, other releases, other builders, the browser, long searches
+test-long: dev  ## run repetitions, other releases, other builders, the browser, long searches
 	@HYPOTHESIS_PROFILE=long $(VENV)/bin/python -m pytest -m 'long or hypothesis' $(WORKERS) $(ARGS)
 
 image: venv  ## build one image: make image TAG=24.10 [MEGATRON=0.10.0] [SOURCE=path] [BASE=image] [EXTRAS="hf wandb"] [PLATFORM=linux/arm64]
@@ -35,13 +35,13 @@ image: venv  ## build one image: make image TAG=24.10 [MEGATRON=0.10.0] [SOURCE=
 	  $(if $(BASE),--base '$(BASE)') $(if $(BUILDER),--builder '$(BUILDER)') $(if $(PLATFORM),--platform '$(PLATFORM)') \
 	  $(if $(EXTRAS),--extras '$(EXTRAS)') $(if $(ARCHITECTURES),--architectures '$(ARCHITECTURES)') $(if $(JOBS),--jobs $(JOBS))
 
-images: venv  ## build the images of all NGC tags: make images [BASE='mirror.example/pytorch:{tag}-py3']
+images: venv  ## build the images of the NGC tags that were tried: make images [BASE='mirror.example/pytorch:{tag}-py3']
 	@$(RUN) image build --all $(if $(BASE),--base '$(BASE)') $(if $(BUILDER),--builder '$(BUILDER)')
 
 render: venv  ## write images/*/Dockerfile, compose/*.yaml and the tables of README.md and docs/compat.md
 	@$(RUN) matrix render
 
-check: lint drift  ## lint, types, and that what is rendered is what is committed
+check: lint drift  ## lint, types, and whether generated files are up to date
 
 lint: dev
 	@$(VENV)/bin/ruff check .
@@ -60,10 +60,10 @@ verify: venv  ## build an image again and compare: make verify TAG=24.10 [SOURCE
 	  $(if $(BUILDER),--builder '$(BUILDER)')
 
 # uv resolves, and is among what `dev` sets up.
-lock: dev  ## write matrix.lock; pins that hold stay: make lock [UPGRADE=all | UPGRADE="numpy 0.9.0"]
+lock: dev  ## write matrix.lock; valid pins stay: make lock [UPGRADE=all | UPGRADE="numpy 0.9.0"]
 	@$(RUN) matrix lock $(if $(UPGRADE),--upgrade $(filter-out all,$(UPGRADE))) $(if $(OFFLINE),--offline)
 
-compat: venv  ## try what works: make compat [TAGS="24.09 24.10"] [MEGATRON="0.9.0 0.12.3"] [GPUS=all]
+compat: venv  ## build and try images, report what works: make compat [TAGS="24.09 24.10"] [MEGATRON="0.9.0 0.12.3"] [GPUS=all]
 	@$(RUN) matrix compat $(TAGS) $(foreach release,$(MEGATRON),--megatron '$(release)') \
 	  $(if $(GPUS),--gpus '$(GPUS)') $(if $(DISK),--disk '$(DISK)') \
 	  $(if $(LIMIT),--limit '$(LIMIT)') \
@@ -76,13 +76,13 @@ requirements: dev  ## write requirements*.txt from pyproject.toml and requiremen
 	@$(COMPILE) pyproject.toml --extra plot -c requirements-data.txt -o requirements-plot.txt
 	@$(COMPILE) pyproject.toml --extra data --extra plot requirements-dev.in -o requirements-dev.txt
 
-docs: dev  ## the pages of docs/ as a site, in build/docs
+docs: dev  ## build the pages of docs/ as a site, in build/docs
 	@$(VENV)/bin/python -m sphinx -W --keep-going -q -b html docs build/docs
 
-release: dev  ## wheel and sdist in dist/, checked in an empty folder: make release [TAG=v0.2.0]
+release: dev  ## build wheel and sdist in dist/, and check them in an empty folder: make release [TAG=v0.2.0]
 	@$(VENV)/bin/python -m tools.release $(if $(TAG),--tag '$(TAG)')
 
-bench: dev  ## times and ratios beside their goals, from one run
+bench: dev  ## measure times and ratios, and compare them with their goals
 	@$(VENV)/bin/python -m bench $(ARGS)
 
 clean:  ## remove what these targets made here; the download cache stays

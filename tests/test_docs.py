@@ -146,13 +146,11 @@ def shown(line: str) -> re.Pattern[str]:
     return re.compile("".join(to or re.escape(part) for part, to in zip(parts, made, strict=True)))
 
 
-def transcripts(path: Path) -> Iterator[tuple[str, list[str]]]:
-    """Each command of a page's transcripts, with the lines that are shown below it."""
-    for language, body in FENCE.findall(text_of(path)):
-        if language == "console":
-            for part in re.split(r"^\$ ", body, flags=re.MULTILINE)[1:]:
-                command, *lines = part.splitlines()
-                yield command, [line for line in lines if line.strip() not in ("", "…")]
+def transcript(body: str) -> Iterator[tuple[str, list[str]]]:
+    """Each command of a transcript, with the lines that are shown below it."""
+    for part in re.split(r"^\$ ", body, flags=re.MULTILINE)[1:]:
+        command, *lines = part.splitlines()
+        yield command, [line for line in lines if line.strip() not in ("", "…")]
 
 
 @pytest.fixture
@@ -195,7 +193,8 @@ def test_a_transcript_is_what_a_user_sees(
     """A reader followed a page whose messages were those of an older version."""
     folder = tmp_path / "work"
     folder.mkdir()
-    for command, lines in transcripts(path):
+    bodies = [body for language, body in FENCE.findall(text_of(path)) if language == "console"]
+    for command, lines in (one for body in bodies for one in transcript(body)):
         code, output = call(command, folder, shell)
         assert code == 0 or lines[0].startswith("launcher: "), f"{command}\n{output}"
         for line in lines:  # ranks write at the same time, in no order

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import missing
-from tests.test_docs import FENCE, PAGES, ROOT, call, shell, text_of
+from tests.test_docs import FENCE, PAGES, ROOT, call, shell, shown, text_of, transcript
 
 __all__ = ["shell"]
 PYTHON = os.environ.get("MEGATRON_PYTHON", sys.executable)
@@ -23,6 +23,8 @@ PYTHON = os.environ.get("MEGATRON_PYTHON", sys.executable)
 SHOWN = ("yaml", "toml", "{eval-rst}", "bash")  # fences without commands; `bash` is a script
 FOLLOWS = re.compile(r"launcher (attach|logs -f|board)\b")  # go on until Ctrl-C
 STARTS = re.compile(r"(launcher (?:run|resume)\b.*?)((?: -- .*)?$)")
+ELSEWHERE = re.compile(r"launcher (nodes|tune|forecast|runs receipt|run .*tiny.yaml)")
+"""Commands whose transcript is another machine's: they are executed, and not compared."""
 CODES = {
     "launcher doctor": (0, 121),  # 121 without an engine
     "launcher doctor --tag 24.10": (0, 121),
@@ -43,20 +45,21 @@ CANNOT = {
     r"enroot |docker save|apptainer ": "a cluster's tools",
     r"launcher data tokenize .* --slurm": "a cluster; tests/e2e/test_slurm.py has a real one",
     r"launcher (shell|exec|doctor --nccl)\b": "a GPU",
-    r"launcher run --backend local --gpus 1 gpt2.yaml$": "a GPU",
+    r"launcher run --backend local --gpus 1 gpt2.yaml$|launcher tune .* --gpus 1": "a GPU",
     r"launcher doctor --nodes": "a second machine",
     r"launcher completion fish \|": "fish",
     r"launcher bisect": "upstream's git; tests/tools/bisect",
     r"python3 /opt/launchpad|cd /opt/megatron|torchrun ": "an image; tests/e2e/test_example.py",
 }
-TINY = "launcher run gpt2-tiny.yaml --backend local --set logging.log_interval=5"
+STARTED = "launcher run gpt2-tiny.yaml --backend local --set logging.log_interval=5"
+TINY = f"{STARTED} --set training.train_iters=10"
 CORPUS = """for i in $(seq 400); do echo '{"text": "The quick brown fox."}'; done > corpus.jsonl"""
-MINE = "launcher init gpt2-tiny --gpus 0 -o mine.yaml"
 SCENES = {
     "api.md": "true",
-    "backends.md": """(echo extends: gpt2; echo name: mine; cat 5.yaml
+    "backends.md": """(echo extends: gpt2; echo name: mine
+        sed 's/checkpoint: {/checkpoint: {load: null, /' 5.yaml
         echo 'training: {global_batch_size: 128, micro_batch_size: 1}') > mine.yaml""",
-    "data.md": f"""{CORPUS}; cp corpus.jsonl text.jsonl; mkdir corpus; cp corpus.jsonl corpus/a.jsonl
+    "data.md": f"""{CORPUS}; mkdir corpus; cp corpus.jsonl corpus/a.jsonl
         printf 'content\\nsome text\\n' > part-1.csv; printf '1,text\\n' > old.csv
         launcher data tokenize 'corpus/*.jsonl' -o data/c --append-eod --shard 2/2""",
     "failures.md": "echo 'torch.OutOfMemoryError: CUDA out of memory.' > slurm-4711.out",
@@ -68,8 +71,9 @@ SCENES = {
     "performance.md": f"""{TINY}; printf 'extends: gpt2-tiny\\nname: tiny\\n' > tiny.yaml
         echo 'training: {{train_iters: 14}}' >> tiny.yaml""",
     "runs.md": """cp launcher/presets/gpt2.yaml wide.yaml
-        mkdir Qwen3-0.6B; echo '{"model_type": "qwen3", "hidden_size": 1024, "num_hidden_layers": 28,
-        "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151936,
+        mkdir Qwen3-0.6B; echo '{"model_type": "qwen3", "hidden_size": 1024,
+        "num_hidden_layers": 28, "num_attention_heads": 16, "num_key_value_heads": 8,
+        "head_dim": 128, "vocab_size": 151936,
         "intermediate_size": 3072, "max_position_embeddings": 40960, "rms_norm_eps": 1e-06,
         "tie_word_embeddings": true, "hidden_act": "silu", "rope_theta": 1000000}
         ' > Qwen3-0.6B/config.json
@@ -78,31 +82,35 @@ SCENES = {
         --micro-batch-size 1 --train-iters 9 --lr 1e-3' | tr '\\n' ' ' > pretrain.sh
         (echo extends: gpt2; echo name: wide) > wide.yaml
         echo 'nodes: {count: 2, master_addr: 10.0.0.1}' >> wide.yaml""",
-    "watching.md": f"""echo 'torch.OutOfMemoryError: CUDA out of memory.' > slurm-4711.out
-        {TINY}; cp $LAUNCHER_RUNS/*/metrics.jsonl .
-        {TINY} --detach --set name=RUN --set checkpoint.save=ckpt --set training.train_iters=90000""",
+    "watching.md": f"""{{ echo '[rank17]: torch.OutOfMemoryError: CUDA out of memory. Tried 2 GiB'
+        echo '[rank47]: RuntimeError: [gloo/pair.cc] Connection closed by peer [10.0.0.1]:1'
+        }} > slurm-4711.out; {TINY}; cp $LAUNCHER_RUNS/*/metrics.jsonl .
+        {STARTED} --detach --set name=RUN --set checkpoint.save=ckpt --set training.train_iters=9999
+        """,
 }
 """What a page's commands find in their folder; its yaml and bash fences are there by number."""
 TRAIN = ("api.md", "install.md", "models.md", "performance.md", "watching.md")
 
 
-def printed(path: Path) -> Iterator[str]:
-    """The commands of a page, but those of its transcripts."""
+def printed(path: Path) -> Iterator[tuple[str, list[str]]]:
+    """The commands of a page, but those of its transcripts; with the lines that are shown below."""
     for language, body in FENCE.findall(text_of(path)):
+        body = body.replace("\\\n", " ")
         if language == "python":
-            yield f"python3 - <<'END'\n{body}END"
-        elif language not in (*SHOWN, "console"):
-            assert language in ("sh", "text"), f"{path.name}: a fence without a kind: {body}"
-            for line in body.replace("\\\n", " ").splitlines():
-                if language == "sh" or line.startswith("$ "):
-                    yield re.sub(r"\s+# .*", "", line.removeprefix("$ "))
+            yield f"python3 - <<'END'\n{body}END", []
+        elif language == "sh":
+            yield from ((re.sub(r"\s+# .*", "", line), []) for line in body.splitlines())
+        elif language == "text":
+            yield from transcript(body)
+        else:
+            assert language in (*SHOWN, "console"), f"{path.name}: a fence without a kind: {body}"
 
 
 def typed(command: str) -> str:
     """What is executed for a command: a run that needs more than this machine has is a dry one."""
     if FOLLOWS.match(command):
         return f"timeout -s KILL 8 {command}"
-    if "--backend local" in command and "--gpus" not in command or "--dry-run" in command:
+    if ("--backend local" in command and "--gpus" not in command) or "--dry-run" in command:
         return command
     return STARTS.sub(r"\1 --dry-run\2", command)
 
@@ -119,7 +127,7 @@ def why_not(command: str) -> list[str]:
 
 def test_what_can_not_be_executed_is_printed_somewhere() -> None:
     """A row that stays after its command has gone would excuse another one."""
-    found = {row for path in PAGES for command in printed(path) for row in why_not(command)}
+    found = {row for path in PAGES for command, _ in printed(path) for row in why_not(command)}
     assert {*CANNOT} - found == set()
 
 
@@ -142,16 +150,19 @@ def test_every_command_works_as_it_is_printed(
     path: Path, shell: dict[str, str], page_folder: Path
 ) -> None:
     """A reader typed a page's commands, and the third was refused: its file was there already."""
-    if path.name in TRAIN and PYTHON == sys.executable and missing("torch", "megatron.core"):
+    if path.name in TRAIN and sys.executable == PYTHON and missing("torch", "megatron.core"):
         pytest.skip("no torch or megatron.core")
     for number, (language, body) in enumerate(FENCE.findall(text_of(path)), 1):
         (page_folder / f"{number}.{language}").write_text(body, "utf-8")
     code, output = call(f"set -e; {SCENES.get(path.name, 'true')}", page_folder, shell)
     assert code == 0, output
     failed = []
-    for command in printed(path):
+    for command, lines in printed(path):
         if not why_not(command):
             code, output = call(typed(command), page_folder, shell)
-            if code not in codes(command):
-                failed.append(f"{command}: {code}\n{output[-2000:]}")
+            same = typed(command) == command and not ELSEWHERE.match(command)
+            found = [any(shown(line).match(one.strip()) for one in output.splitlines())
+                     for line in lines if same]  # fmt: skip
+            if code not in codes(command) or not all(found):
+                failed.append(f"{command}: {code}, {found}\n{output[-2000:]}")
     assert not failed, "\n".join(failed)

@@ -24,13 +24,16 @@ first. The end of a failed run names its cause in the same words.
 launcher explain slurm-4711.out   # any training's log: of a run, a file, or - for standard input
 ```
 
-If a log has several causes, `explain` reports the first. \\* marks what ranks also write when another
-rank has failed: it counts only if the log has no other cause. ? marks a failure with several causes:
-`explain` prints the cure of each cause. A plain Python error has no row, and is printed itself.
+If a log has several causes, `explain` reports the first. \\* marks what ranks also write when
+another rank has failed: it counts only if the log has no other cause. ? marks a failure with
+several causes: `explain` prints the cure of each. A plain Python error has no row: `explain` prints
+its message or line.
 """
 SAYS_ITSELF = "What an error says itself"
-FEWEST, LONG = 4, 10  # words
-FURTHER = re.compile(r", (?:or|which|where|since|as|so) |(?<![A-Z]): (?=[a-z])| \(")
+FEWEST, LONG = 4, 9  # words
+FURTHER = re.compile(
+    r", (?:or|which|where|since|as|so|with|by|in|on|for|than) |(?<![A-Z]): (?!\{)|(?<!and) \("
+)
 """Where what comes after the first thing to do begins."""
 
 TABLE = "| what failed (since) | what to do first |\n|---|---|\n"

@@ -103,7 +103,7 @@ ANEW = "pin these packages, releases, extensions and images anew; without names,
     WRITTEN,
 )
 def lock(args: Namespace) -> int:
-    """Write matrix.lock; pins that hold are kept."""
+    """Write matrix.lock; valid pins are kept."""
     from launcher.base.settings import settings
     from launcher.images.matrix.load import load_lock, load_matrix, lock_path
     from launcher.images.sources import lock
