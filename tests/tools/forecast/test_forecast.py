@@ -193,8 +193,8 @@ def test_what_does_not_fit_is_named_with_layouts_that_do(
 ) -> None:
     assert cli.main(["forecast", "llama3-8b", "--gpu", "a100-40gb"]) == 0
     out = capsys.readouterr().out
-    assert " GB on a GPU of 40.0, 11.3 too much: " in out
-    assert "\n  or          tensor_model_parallel_size 8: 26.2 GB" in out
+    assert " GB on a GPU of 40.0, 14.0 too much: " in out
+    assert "\n  or          tensor_model_parallel_size 8: 29.7 GB" in out
     assert cli.main(["forecast", "gpt3-175b", "--gpu", "t4"]) == 0
     assert "none of the layouts next to this one fits" in capsys.readouterr().out
 
