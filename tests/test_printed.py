@@ -86,7 +86,7 @@ SCENES = {
         echo '[rank47]: RuntimeError: [gloo/pair.cc] Connection closed by peer [10.0.0.1]:1'
         }} > slurm-4711.out; {TINY}; cp $LAUNCHER_RUNS/*/metrics.jsonl .
         {STARTED} --detach --set name=RUN --set checkpoint.save=ckpt --set training.train_iters=9999
-        """,
+        until launcher logs RUN | grep -q iteration; do sleep 1; done""",
 }
 """What a page's commands find in their folder; its yaml and bash fences are there by number."""
 TRAIN = ("api.md", "install.md", "models.md", "performance.md", "watching.md")
