@@ -35,7 +35,7 @@ image: venv  ## build one image: make image TAG=24.10 [MEGATRON=0.10.0] [SOURCE=
 	  $(if $(BASE),--base '$(BASE)') $(if $(BUILDER),--builder '$(BUILDER)') $(if $(PLATFORM),--platform '$(PLATFORM)') \
 	  $(if $(EXTRAS),--extras '$(EXTRAS)') $(if $(ARCHITECTURES),--architectures '$(ARCHITECTURES)') $(if $(JOBS),--jobs $(JOBS))
 
-images: venv  ## build the images of the NGC tags that were tried: make images [BASE='mirror.example/pytorch:{tag}-py3']
+images: venv  ## build the NGC images whose rows aren't `untried`: make images [BASE='mirror.example/pytorch:{tag}-py3']
 	@$(RUN) image build --all $(if $(BASE),--base '$(BASE)') $(if $(BUILDER),--builder '$(BUILDER)')
 
 render: venv  ## write images/*/Dockerfile, compose/*.yaml and the tables of README.md and docs/compat.md
