@@ -4,7 +4,7 @@ VENV := .venv
 RUN := $(VENV)/bin/python -m launcher
 COMPILE := $(VENV)/bin/uv pip compile --quiet --universal --python-version 3.10 --generate-hashes \
   --no-emit-index-url --no-emit-package future --custom-compile-command 'make requirements'
-# More than two cores: tests that need an engine wait for it much of their time.
+# More than there may be cores: tests that need an engine wait for it much of their time.
 WORKERS := -n 4 --durations=60
 
 .DEFAULT_GOAL := help
