@@ -334,8 +334,8 @@ def _located(lines: list[Words], index: int) -> LogLine:
 def _ordered(signs: list[FailureSign], raised: list[LogLine]) -> tuple[list[FailureSign], bool]:
     """The signs, the first cause first; and whether an unknown failure outranks them.
 
-    That is one before all of them, or of a rank that wrote none, where all are others' reports:
-    the output of several nodes isn't in the order in which it was written.
+    That is one before all of them, of a rank that wrote none, or after a mere warning, where all
+    are others' reports: the output of several nodes isn't in the order in which it was written.
     """
     signs = [_ranked(sign, signs, raised) for sign in signs]
     apart = [sign for sign in signs if not any(_explains(other, sign) for other in signs)]
@@ -346,8 +346,10 @@ def _ordered(signs: list[FailureSign], raised: list[LogLine]) -> tuple[list[Fail
         return found, False
     begin = min(sign.first for sign in found)
     ranks = {sign.said.rank for sign in found if sign.said}
+    warned = found[0].failure.warns
     return found, any(
-        (said.line < begin or (said.rank and said.rank not in ranks)) and not _is_known(said.text)
+        (said.line < begin or warned or (said.rank and said.rank not in ranks))
+        and not _is_known(said.text)
         for said in raised
     )
 

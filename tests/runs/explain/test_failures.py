@@ -89,6 +89,43 @@ FETCH = "fatal: Could not read from remote repository."
         ("WARNING:xformers:A matching Triton is not available, some optimizations will not be "
          "enabled\nTraceback (most recent call last):\n    import triton\n"
          f"ModuleNotFoundError: No module named 'triton'\n{MEMORY}", "GPU memory is out"),
+        # datasets 4 says it, and loads.
+        (f"ERROR:datasets.load:`trust_remote_code` is not supported anymore.\n{MEMORY}",
+         "GPU memory is out"),
+        ("`trust_remote_code` is not supported anymore.\nerror: 0", ""),
+        (f"modprobe: FATAL: Module nv_peer_mem not found in directory /lib\n{MEMORY}",
+         "GPU memory is out"),
+        (f"W: GPG error: https://x InRelease: NO_PUBKEY A4B4, failed\n{MEMORY}",
+         "GPU memory is out"),
+        (f"n1:2:9 [0] x.c:6 NCCL WARN NET/OFI Request completed with error. RC: 113\n{MEMORY}",
+         "GPU memory is out"),
+        (f"pml_ucx.c:309  Error: Failed to create UCP worker\n{MEMORY}", "GPU memory is out"),
+        (f'time="2026" level=warning msg="netavark: no DNS, failed"\n{MEMORY}',
+         "GPU memory is out"),
+        ("The tokenizer does not have a chat template, ChatML is taken, no error", ""),
+        ("No trainable parameters in the tower: it is frozen, no error", ""),
+        ("nemo.services.nim said that the answer is invalid, error", ""),
+        ("numba.cuda.cudadrv.driver.CudaAPIError: [700] Call to cuMemcpyDtoH failed", ""),
+        ("TypeError: cannot unpack non-iterable Namespace object", ""),
+        ("TypeError: 'function' object is not subscriptable", ""),
+        ("UnicodeEncodeError: 'latin-1' codec can't encode character '\\u201c'", ""),
+        ("OSError: [Errno 19] No such device: '/dev/infiniband/uverbs0'", ""),
+        ("RuntimeError: CUDA error: CUDA_ERROR_NOT_INITIALIZED", "a call of CUDA failed: {why}"),
+        ("server: error: Invalid user id given", ""),
+        ('The configuration "x" is invalid: its default is used, no error', ""),
+        ("srun: error: slurm_persist_conn_open: failed to open: Connection refused", ""),
+        ('srun: error: slurm_set_addr: Unable to resolve "c3": Unknown host', ""),
+        ("RuntimeError: Timed out after waiting more than 600 seconds for the others", ""),
+        ("TimeoutError: Timed out. Please check that the nodes are up", ""),
+        ("RuntimeError: a step took longer than 600 seconds", ""),
+        ("ValueError: the loss is too large", ""),
+        ("RuntimeError: Worker crashed, please report this", ""),
+        ("RuntimeError: Something went wrong. Please check the logs", ""),
+        ("RuntimeError: it ended, you can find its log in /tmp", ""),
+        ("RuntimeError: the job was removed", ""),
+        ("torch/cuda/__init__.py:118: UserWarning: CUDA initialization: Found no NVIDIA driver on "
+         "your system.\n  return torch._C._cuda_getDeviceCount() > 0\n"
+         "RuntimeError: upside down", ""),
     ],
 )  # fmt: skip
 def test_a_text_near_a_row_is_not_taken_for_it(text: str, first: str) -> None:
