@@ -26,8 +26,8 @@ launcher explain slurm-4711.out   # any training's log: of a run, a file, or - f
 
 If a log has several causes, `explain` reports the first. \\* marks what ranks also write when
 another rank has failed: it counts only if the log has no other cause. ? marks a failure with
-several causes: `explain` prints the cure of each. A plain Python error has no row: `explain` prints
-its message or line.
+several causes: `explain` prints the cure of each. Errors that say themselves what is wrong, of
+Python, libraries and tools, have no row: `explain` prints their line, and a cure if it knows one.
 """
 SAYS_ITSELF = "What an error says itself"
 FEWEST, LONG = 4, 9  # words

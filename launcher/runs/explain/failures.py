@@ -59,8 +59,9 @@ class Failure:
     Megatron raises what is else unknown (refusals.py). cause: the end that shows it alone, where
     nothing was written (EndCause). sets: KEY=VALUE that `resume` has to set, so that it does not
     fail so again. of_node: whether it is a fault of the machine that writes it. warns: whether a
-    line that calls itself a warning may show it. of_code: whether its causes hold for code of
-    installed packages alone. row: its name before a log's words are in it.
+    line that calls itself a warning may show it; an unknown error after it outranks its report.
+    of_code: whether its causes hold for code of installed packages alone. row: its name before a
+    log's words are in it.
     """
 
     name: str

@@ -119,6 +119,7 @@ FETCH = "fatal: Could not read from remote repository."
         ("TimeoutError: Timed out. Please check that the nodes are up", ""),
         ("RuntimeError: a step took longer than 600 seconds", ""),
         ("ValueError: the loss is too large", ""),
+        ("ValueError: not enough values to unpack (expected 2, got 1)", ""),
         ("RuntimeError: Worker crashed, please report this", ""),
         ("RuntimeError: Something went wrong. Please check the logs", ""),
         ("RuntimeError: it ended, you can find its log in /tmp", ""),
@@ -126,6 +127,10 @@ FETCH = "fatal: Could not read from remote repository."
         ("torch/cuda/__init__.py:118: UserWarning: CUDA initialization: Found no NVIDIA driver on "
          "your system.\n  return torch._C._cuda_getDeviceCount() > 0\n"
          "RuntimeError: upside down", ""),
+        ("fatal: detected dubious ownership in repository at '/m'\nRuntimeError: upside down", ""),
+        ('Lmod has detected the following error: unknown "cuda/12"\nRuntimeError: upside down', ""),
+        ("CondaError: Run 'conda init' before 'conda activate'\nRuntimeError: upside down", ""),
+        ('Error from server (NotFound): pods "x" not found\nRuntimeError: upside down', ""),
     ],
 )  # fmt: skip
 def test_a_text_near_a_row_is_not_taken_for_it(text: str, first: str) -> None:
