@@ -59,8 +59,8 @@ class Failure:
     Megatron raises what is else unknown (refusals.py). cause: the end that shows it alone, where
     nothing was written (EndCause). sets: KEY=VALUE that `resume` has to set, so that it does not
     fail so again. of_node: whether it is a fault of the machine that writes it. warns: whether a
-    line that calls itself a warning may show it. of_code: whether its causes hold for code of
-    installed packages alone. row: its name before a log's words are in it.
+    warning may show it; an unknown error after its report outranks it. of_code: whether its causes
+    hold for code of installed packages alone. row: its name before a log's words are in it.
     """
 
     name: str
@@ -334,8 +334,8 @@ def _located(lines: list[Words], index: int) -> LogLine:
 def _ordered(signs: list[FailureSign], raised: list[LogLine]) -> tuple[list[FailureSign], bool]:
     """The signs, the first cause first; and whether an unknown failure outranks them.
 
-    That is one before all of them, or of a rank that wrote none, where all are others' reports:
-    the output of several nodes isn't in the order in which it was written.
+    That is one before all of them, of a rank that wrote none, or after a mere warning, where all
+    are others' reports: the output of several nodes isn't in the order in which it was written.
     """
     signs = [_ranked(sign, signs, raised) for sign in signs]
     apart = [sign for sign in signs if not any(_explains(other, sign) for other in signs)]
@@ -344,7 +344,7 @@ def _ordered(signs: list[FailureSign], raised: list[LogLine]) -> tuple[list[Fail
     )
     if not found or found[0].kind not in AFTERWARDS or found[0].said is None:
         return found, False
-    begin = min(sign.first for sign in found)
+    begin = float("inf") if found[0].failure.warns else min(sign.first for sign in found)
     ranks = {sign.said.rank for sign in found if sign.said}
     return found, any(
         (said.line < begin or (said.rank and said.rank not in ranks)) and not _is_known(said.text)
