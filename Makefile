@@ -4,7 +4,7 @@ VENV := .venv
 RUN := $(VENV)/bin/python -m launcher
 COMPILE := $(VENV)/bin/uv pip compile --quiet --universal --python-version 3.10 --generate-hashes \
   --no-emit-index-url --no-emit-package future --custom-compile-command 'make requirements'
-# More than two cores: tests that need an engine wait for it much of their time.
+# More than there may be cores: tests that need an engine wait for it much of their time.
 WORKERS := -n 4 --durations=60
 
 .DEFAULT_GOAL := help
@@ -35,7 +35,7 @@ image: venv  ## build one image: make image TAG=24.10 [MEGATRON=0.10.0] [SOURCE=
 	  $(if $(BASE),--base '$(BASE)') $(if $(BUILDER),--builder '$(BUILDER)') $(if $(PLATFORM),--platform '$(PLATFORM)') \
 	  $(if $(EXTRAS),--extras '$(EXTRAS)') $(if $(ARCHITECTURES),--architectures '$(ARCHITECTURES)') $(if $(JOBS),--jobs $(JOBS))
 
-images: venv  ## build the images of the NGC tags that were tried: make images [BASE='mirror.example/pytorch:{tag}-py3']
+images: venv  ## build the NGC images whose rows aren't `untried`: make images [BASE='mirror.example/pytorch:{tag}-py3']
 	@$(RUN) image build --all $(if $(BASE),--base '$(BASE)') $(if $(BUILDER),--builder '$(BUILDER)')
 
 render: venv  ## write images/*/Dockerfile, compose/*.yaml and the tables of README.md and docs/compat.md

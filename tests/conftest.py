@@ -163,8 +163,8 @@ SCOPES = {
     "hours": "nvcc arm64",
 }
 """The files that train in the CPU image, those whose runs are started, stopped and killed, those
-that run again in the CPU image, and what `make test-long` compiles or emulates for an hour; the
-others that need an engine make and count images."""
+that run again in the CPU image, Slurm's, and what `make test-long` compiles or emulates for an
+hour; the others that need an engine make and count images."""
 
 ORDER = ["images", *SCOPES]
 """What takes longest comes first, and the small files of the other tests last."""

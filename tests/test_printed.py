@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -55,7 +56,6 @@ STARTED = "launcher run gpt2-tiny.yaml --backend local --set logging.log_interva
 TINY = f"{STARTED} --set training.train_iters=10"
 CORPUS = """for i in $(seq 400); do echo '{"text": "The quick brown fox."}'; done > corpus.jsonl"""
 SCENES = {
-    "api.md": "true",
     "backends.md": """(echo extends: gpt2; echo name: mine
         sed 's/checkpoint: {/checkpoint: {load: null, /' 5.yaml
         echo 'training: {global_batch_size: 128, micro_batch_size: 1}') > mine.yaml""",
@@ -70,8 +70,7 @@ SCENES = {
     "models.md": f"{CORPUS}; {TINY} --set 'data.text=[corpus.jsonl]' --set checkpoint.save=ckpt",
     "performance.md": f"""{TINY}; printf 'extends: gpt2-tiny\\nname: tiny\\n' > tiny.yaml
         echo 'training: {{train_iters: 14}}' >> tiny.yaml""",
-    "runs.md": """cp launcher/presets/gpt2.yaml wide.yaml
-        mkdir Qwen3-0.6B; echo '{"model_type": "qwen3", "hidden_size": 1024,
+    "runs.md": """mkdir Qwen3-0.6B; echo '{"model_type": "qwen3", "hidden_size": 1024,
         "num_hidden_layers": 28, "num_attention_heads": 16, "num_key_value_heads": 8,
         "head_dim": 128, "vocab_size": 151936,
         "intermediate_size": 3072, "max_position_embeddings": 40960, "rms_norm_eps": 1e-06,
@@ -133,10 +132,13 @@ def test_what_can_not_be_executed_is_printed_somewhere() -> None:
 
 @pytest.fixture
 def page_folder(shell: dict[str, str], tmp_path: Path) -> Iterator[Path]:
-    """A copy of this repository's files, in which a page's commands are typed."""
+    """A copy of this repository's files, changes included, where a page's commands are typed."""
     folder = tmp_path / "work"
-    argv = ["git", "-C", str(ROOT), "checkout-index", "-a", f"--prefix={folder}/"]
-    subprocess.run(argv, check=True)
+    argv = ["git", "-C", str(ROOT), "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    for name in filter(None, subprocess.check_output(argv, text=True).split("\0")):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        if (ROOT / name).is_file():
+            shutil.copy(ROOT / name, folder / name)
     shell["PATH"] = os.pathsep.join(
         [str(tmp_path / "bin"), str(Path(PYTHON).parent), shell["PATH"]]
     )

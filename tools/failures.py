@@ -17,58 +17,53 @@ PAGE = Path(__file__).parents[1] / "docs" / "failures.md"
 HEAD = """\
 # Known failures
 
-For people with a failed run: the failures that `launcher explain` knows, by family, and what to do
-first. The end of a failed run names its cause in the same words.
+For people with a failed run: the failures that `launcher explain` knows, by family, and the first
+step against each. The end of a failed run names its cause in the same words.
 
 ```sh
-launcher explain slurm-4711.out   # any training's log: of a run, a file, or - for standard input
+launcher explain slurm-4711.out   # the log of any training: a run, a file, or - for standard input
 ```
 
-If a log has several causes, `explain` reports the first. \\* marks what ranks also write when
-another rank has failed: it counts only if the log has no other cause. ? marks a failure with
-several causes: `explain` prints the cure of each. A plain Python error has no row: `explain` prints
-its message or line.
+If a log has several causes, `explain` reports the first. A plain Python
+error has no row: its message or line is printed.
+
+- \\*: often only a consequence. A rank writes this also after another rank has failed, so `explain`
+  reports it only if the log has no other cause.
+- In brackets: the first release that writes this message.
+- A list below a table: failures with several possible causes. `explain` prints all cures.
 """
 SAYS_ITSELF = "What an error says itself"
-FEWEST, LONG = 4, 9  # words
-FURTHER = re.compile(
-    r", (?:or|which|where|since|as|so|with|by|in|on|for|than) |(?<![A-Z]): (?!\{)|(?<!and) \("
-)
-"""Where what comes after the first thing to do begins."""
-
-TABLE = "| what failed (since) | what to do first |\n|---|---|\n"
+TABLE = "| failure | first step |\n|---|---|\n"
+OPEN, CLOSE = "<!-- failures: made by tools/failures.py -->\n", "<!-- /failures -->\n"
+FIELD = re.compile(r":? ?\{\w+\}")
+"""A field of a name, which a log's words fill: ": {header}"."""
 
 
 def page() -> str:
     """The whole page, without the rows of what an error says itself."""
     named = (known for known in table() if known.family != SAYS_ITSELF)
     families = groupby(named, key=lambda known: known.family)
-    parts = (f"\n## {name}\n\n{TABLE}{''.join(map(_row, rows))}" for name, rows in families)
-    return HEAD + "".join(parts)
+    parts = (f"\n## {name}\n\n{_family(list(rows))}" for name, rows in families)
+    return f"{HEAD}\n{OPEN}{''.join(parts)}\n{CLOSE}"
 
 
-def _row(known: Failure) -> str:
+def _family(rows: list[Failure]) -> str:
+    """The table of a family's failures with one cause each, and the list of the others."""
+    cells = ([_name(known), first_step(known)] for known in rows if not known.either)
+    lines = (f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |" for row in cells)
+    several = (f"- {_name(known)}" for known in rows if known.either)
+    parts = ("\n".join(part) for part in ([TABLE + "\n".join(lines)], [*several]) if part)
+    return "\n\n".join(parts) + "\n"
+
+
+def _name(known: Failure) -> str:
     since = "" if known.since == "any" else f" ({known.since})"
-    cells = (
-        f"{known.name}{'*' * known.follows}{'?' * bool(known.either)}{since}",
-        _first(known.cure),
-    )
-    return "".join(f"| {cell.replace('|', chr(92) + '|')} " for cell in cells) + "|\n"
+    return f"{FIELD.sub('', known.name)}{'*' * known.follows}{since}"
 
 
-def _first(cure: str) -> str:
-    """What to try first of a cure; of a long one without its alternatives and reasons."""
-    clause = cure.partition("; ")[0]
-    if len(clause.split()) <= LONG:
-        return clause
-    heads = (clause[: found.start()] for found in FURTHER.finditer(clause))
-    return next(filter(_is_whole, heads), clause)
-
-
-def _is_whole(head: str) -> bool:
-    """Whether a text of a few words leaves no bracket and no code open."""
-    pairs = all(head.count(left) == head.count(right) for left, right in ("()", "{}"))
-    return pairs and head.count("`") % 2 == 0 and len(head.split()) >= FEWEST
+def first_step(known: Failure) -> str:
+    """What to try first of a cure: what it has before its first semicolon."""
+    return known.cure.partition("; ")[0]
 
 
 if __name__ == "__main__":

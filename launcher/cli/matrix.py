@@ -149,7 +149,7 @@ LABELS = "the runner of rows with CUDA{}: self-hosted,gpu; without it they are l
 
 
 @command(
-    argument("tags", "rows of the matrix (all tried ones)", "TAG", nargs="*"),
+    argument("tags", "rows of the matrix (all, except `untried` ones)", "TAG", nargs="*"),
     RELEASES,
     flag("--only-cuda", "leave out rows without CUDA"),
     flag("--allow-none", "print nothing where no job is left"),
@@ -190,7 +190,7 @@ MINUTES = partial(argument, type=above_zero, metavar="MINUTES")
 
 
 @command(
-    argument("tags", "rows of the matrix (all tried ones with CUDA)", "TAG", nargs="*"),
+    argument("tags", "rows of the matrix (all with CUDA, except `untried` ones)", "TAG", nargs="*"),
     RELEASES,
     SOURCE,
     BASES,

@@ -104,10 +104,10 @@ def _words(args: Namespace) -> list[str]:
 
 @command(
     argument("good", "a run, a run file, RUN_FILE@COMMIT, a row or an image that works", "GOOD"),
-    argument("bad", "the same of one that fails", "BAD"),
+    argument("bad", "as GOOD, but one that fails", "BAD"),
     argument("--run", "the run file for rows and images (gpt2-tiny)", "CONFIG", default=""),
     SET,
-    argument("--backend", "docker or local (default: that of BAD's run, or docker)"),
+    argument("--backend", "docker or local (default: the backend of BAD's run, or docker)"),
     argument("--history", "a clone of Megatron-LM: also find the commit", "PATH", type=checkout),
     argument("--steps", "steps of each run (10)", "N", type=int, default=10),
     argument("--seconds", "the longest time of a run (900)", "S", type=above_zero, default=900.0),

@@ -146,12 +146,16 @@ def going_on(command: list[str]) -> Iterator[Run]:
             raise
 
 
+OUTSIDE = environment()
+"""This environment without what tests set, which the first one would leave to all others' ranks."""
+
+
 @cache
 def forking() -> subprocess.Popen[str]:
     """What forks ranks. It ends with this process, by the end of what it reads."""
     script, pipe = str(Path(__file__).with_name("forked.py")), subprocess.PIPE
     command = [sys.executable, "-u", script]
-    return subprocess.Popen(command, env=environment(), stdin=pipe, stdout=pipe, text=True)
+    return subprocess.Popen(command, env=OUTSIDE, stdin=pipe, stdout=pipe, text=True)
 
 
 def start(processes: int, *program: str) -> Run:

@@ -111,7 +111,7 @@ def test_two_clones_of_two_users_give_the_same_wheel_and_image(
     host = os.environ["DOCKER_HOST"]
     if os.geteuid() != 0 or not host.startswith("unix://") or not shutil.which("setpriv"):
         pytest.skip("it needs root, setpriv, and the engine's socket on this machine")
-    inputs = Builds(engine, site, Progress())._inputs(BuildRequest("cpu", None, None, *both(bases)))
+    inputs = Builds(engine, site, Progress()).inputs(BuildRequest("cpu", None, None, *both(bases)))
     pins = [pin for group in inputs.recipe.pins.values() for pin in group]
     builds = Builds(engine, site, Progress(), NAMES)
     builds.build(BuildRequest("cpu", None, None, *both(bases)))  # fetches what isn't cached yet

@@ -96,7 +96,7 @@ class Site:
 
     def found(self) -> str:
         """The base that a build would lie on."""
-        return self.builds()._inputs(self.request()).base.id
+        return self.builds().inputs(self.request()).base.id
 
     def request(self, base: str | None = None) -> BuildRequest:
         return BuildRequest(TAG, base=base, builder=self.builder)
@@ -222,7 +222,7 @@ def test_the_locked_base_is_pulled_by_digest_and_then_needed_from_nowhere(
     builds = at.builds()
     for name in ("pull", "inspect_distribution"):
         monkeypatch.setattr(builds.client.api, name, network)
-    found = builds._inputs(BuildRequest(TAG, builder=at.builder))
+    found = builds.inputs(BuildRequest(TAG, builder=at.builder))
     assert found.base.id == at.locked().platforms["linux/amd64"].config
 
 

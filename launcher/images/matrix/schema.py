@@ -356,7 +356,7 @@ class Matrix(StrictMatrix):
 
     @property
     def usual(self) -> list[str]:
-        """The tags that are meant where none is named: the rows with CUDA that were tried."""
+        """The tags that are meant where none is named: the rows with CUDA that aren't `untried`."""
         return [tag for tag, row in self.rows.items() if row.cuda and not row.untried]
 
     @model_validator(mode="after")

@@ -354,7 +354,7 @@ def _tokens_fit(
                 f"{origin.place('data.vocab_size')}: {known}, and {dataset.prefix} has token "
                 f"{dataset.greatest}",
                 "A GPU would end at it with an assertion, long after the start.",
-                f"--set data.vocab_size={dataset.greatest + 1 - added} or more: that of its "
+                f"--set data.vocab_size={dataset.greatest + 1 - added} or more: the size of its "
                 "tokenizer.",
             )
 

@@ -99,7 +99,7 @@ def _as_made(config: RunConfig, origin: Origin, release: Callable[[], str | None
         return TokenizedRun(config)
     told = ", ".join(f"data.{name}: {value}" for name, value in given.items())
     config = config.model_copy(update={"data": data.model_copy(update=given)})
-    return TokenizedRun(config, note=f"{told}, by which the data was made")
+    return TokenizedRun(config, note=f"{told}, as when the data was made")
 
 
 def _require(parts: list[Any], origin: Origin) -> None:

@@ -69,7 +69,7 @@ def test_where_no_small_gpu_holds_it_the_smallest_micro_batch_is_told_with_what_
     """It was said to be chosen for GPUs of 16 GB, on which it doesn't fit."""
     options, notes = settled(preset="llama3.2-1b")
     assert options["micro_batch_size"] == 1
-    assert "auto is 1: the smallest, which needs about 41.0 GB" in notes[-1]
+    assert "auto is 1: the smallest, which needs about 40.4 GB" in notes[-1]
 
 
 def test_the_cpu_has_neither() -> None:
@@ -103,7 +103,7 @@ def test_a_smaller_gpu_gets_a_smaller_micro_batch() -> None:
     large, none = settled(cards=(card(total=80 * GB),))
     small, told = settled(cards=(card(total=6 * GB),))
     assert (large["micro_batch_size"], small["micro_batch_size"]) == (16, 4)
-    assert "auto is 4: 16 needs about 7.7 GB" in told[-1]
+    assert "auto is 4: 16 needs about 8.1 GB" in told[-1]
     assert len(none) == 1
 
 

@@ -9,7 +9,7 @@ import pytest
 from launcher.runs.explain import failures
 
 KILLED = "a process was killed by SIGKILL, most likely by the kernel, for memory"
-ASKED = "somebody asked it to end"
+ASKED = "a user or the scheduler ended the run"
 GONE = "another rank, or its node, is gone"
 
 
@@ -31,7 +31,7 @@ def first(*lines: str) -> str:
          "a task's container didn't start, on Slurm or Kubernetes"),
         (["slurmstepd: error: pyxis: failed to import docker image",
           "slurmstepd: error: pyxis: [ERROR] URL https://x returned error code: 401 Unauthorized"],
-         "the image can't be had from its registry"),
+         "the image can't be pulled from its registry"),
         # UCX's "Input/output error" is of a network, no disk.
         (["[1767323045.1] [n1:7 :0] ib_mlx5_log.c:9 UCX  ERROR "
           "Transport retry count exceeded on mlx5_0:1/RoCE: Input/output error"],

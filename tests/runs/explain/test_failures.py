@@ -18,7 +18,7 @@ from launcher.runs.plan.job import EndCause, ExitStatus
 from launcher.runs.records import ending, record, resume
 from launcher.runs.records.ending import Ending, Outcome, describe
 from launcher.runs.runfile import source
-from tools.failures import PAGE, page
+from tools.failures import PAGE, first_step, page
 
 ROOT = Path(__file__).parents[3]
 
@@ -255,6 +255,29 @@ def test_what_is_not_known_is_said_to_be_unknown_with_the_lines_most_like_it() -
 def test_the_page_is_made_of_the_table() -> None:
     """A row changed and the page not would tell people of another cure."""
     assert page() == PAGE.read_text(encoding="utf-8")
+
+
+VERBS = """
+add ask call change check choose compare continue correct find free give install leave load look
+lower make move open put raise remove run save set start test try use write
+""".split()
+
+
+def test_each_first_step_is_a_whole_one() -> None:
+    """Cures were cut at a preposition, and "with slurm.signal and requeue" was left."""
+    rows = (line.strip("| ").split(" | ") for line in page().splitlines() if line[:2] == "| ")
+    steps = [step for failure, step in rows if failure != "failure"]
+    assert len(steps) > 140
+    wrong = [one for one in steps if one.split(" ")[0] not in VERBS or {*one} & {*"{}…"}]
+    odd = [one for one in steps if one.count("(") != one.count(")") or one.count("`") % 2]
+    assert wrong + odd == []
+    assert not [known.name for known in failures.table() if not known.either and not known.cure]
+
+
+def test_a_first_step_ends_at_a_semicolon() -> None:
+    for known in failures.table():
+        assert known.cure.startswith(first_step(known))
+        assert "; " not in first_step(known)
 
 
 RUN = "0a1b2c3d"
