@@ -11,7 +11,7 @@ from math import isfinite
 from pathlib import Path
 
 FILE = "diverged"
-STEP = re.compile(r"\biteration +([0-9]{1,18})/ *[0-9]{1,18} \|(.*)", re.DOTALL)
+STEP = re.compile(r"\biteration +([0-9]{1,18})/ *[0-9]{1,18} \|(.* \(ms\): [0-9].*)", re.DOTALL)
 NUMBER = re.compile(r"[-+]?(?:[0-9]+(?:\.[0-9]*)?(?:e[-+]?[0-9]+)?|inf|nan)", re.IGNORECASE)
 
 

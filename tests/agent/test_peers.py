@@ -166,6 +166,8 @@ def test_a_rank_judges_its_lines_as_the_launcher_does(
     monkeypatch.setattr(builtins, "print", lambda *_: None)
     several = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"}
     diverged.note(several, str(tmp_path))
+    print(" iteration 1/ 9 | lm loss: nan |")  # no step's: it has no time
+    assert not diverged.noted(str(tmp_path))
     head = "/ 9 | elapsed time per iteration (ms): 1.0 | "
     for text in (
         "iteration 2" + head + "lm loss: 2.0 | grad norm: 1.0 |",

@@ -157,13 +157,12 @@ def _needed(
         return None
     how = compiled(program, options, where)
     halves = bool(how) and "bf16" in options
-    kernels &= how == "whole" and where.context == 1 and halves and like_gpt2(options)
+    kernels &= how == "whole" and where.context == 1 and halves and like_gpt2(options, size)
     rank = _Rank(program, options, size, where, capability, how, kernels)
     width, tensor, undivided = rank.width, where.tensor, rank.undivided
     batch = model.whole(options, "global_batch_size", micro * where.data)
     tokens = size.sequence * micro / where.context  # of a micro-batch, on one process
-    layers = size.layers / where.pipeline
-    expert_layers = size.expert_layers / where.pipeline
+    layers, expert_layers = size.layers / where.pipeline, size.expert_layers / where.pipeline
     own, sharers = experts(options, size, where)
     of_experts = bytes_of_states(program, options, sharers) or states
     entering = tokens * size.hidden * width / undivided  # bytes of what goes into a layer
@@ -220,10 +219,12 @@ def _needed(
     return max(stages, key=lambda memory: memory.total)
 
 
-def like_gpt2(options: Mapping[str, Value]) -> bool:
-    """Whether layers are of GPT-2's kind, which trainer/fast has kernels of its own for."""
-    learned = options.get("position_embedding_type", "learned_absolute") == "learned_absolute"
-    return learned and "swiglu" not in options
+def like_gpt2(options: Mapping[str, Value], size: ModelShape) -> bool:
+    """Whether layers are GPT-2's, for which trainer/fast has kernels of its own: fast.py's rule."""
+    others = {"squared_relu", "window_size", "fp8_format", "overlap_grad_reduce"} & options.keys()
+    same = (size.gated, size.qk_norm, size.groups) == (False, False, size.heads)
+    same &= size.bias and size.norm_bias and size.positions > 0 and not others
+    return same and size.heads * size.head == size.hidden <= 4096 and size.hidden % 32 == 0
 
 
 def compiled(program: str, options: Mapping[str, Value], where: Layout) -> str:
@@ -307,8 +308,7 @@ class _Rank:
             if "qk_layernorm" in self.options:  # what goes into them; compiled, queries twice
                 attention += 2 * heads + keys if self.how else heads + keys // 2
             if self.where.context > 1 and size.groups < size.heads:
-                # queries are a view of all that was exchanged, and the context comes back
-                attention += keys + heads
+                attention += keys + heads  # queries: views of what was exchanged; the context
         inside = (attention + size.ffn * (3 if size.gated else 2)) * float(width)
         inside += size.heads * size.sequence / self.where.context * self._kept_of_score
         return outside / self.undivided + inside / self.where.tensor

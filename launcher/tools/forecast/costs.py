@@ -245,9 +245,9 @@ def starts(work: Work) -> str:
         return "eager"
     if "num_layers_per_virtual_pipeline_stage" in options or "recompute_granularity" in options:
         return "compiled"
-    kernels = work.kernels and work.precision == "bf16" and memory.like_gpt2(options)
-    one = how == "whole" and where.model == 1 and "fp8_format" not in options
-    return "kernels" if kernels and one else "graphed"
+    kernels = work.kernels and work.precision == "bf16" and how == "whole" and where.model == 1
+    size = work.shape
+    return "kernels" if kernels and size and memory.like_gpt2(options, size) else "graphed"
 
 
 def _communication(

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -86,6 +87,10 @@ def choose(arguments: argparse.Namespace, layout: RankLayout) -> Path:
     reasons = {
         "CPU": arguments.on_cpu,
         "TransformerEngine's layers": arguments.transformer_impl == "transformer_engine",
+        "FP8 before torch 2.5, which is left to Transformer Engine": bool(arguments.fp8)
+        and torch.__version__ < (2, 5)
+        and arguments.transformer_impl == "auto"
+        and bool(find_spec("transformer_engine")),
         _against_experts(arguments, layout): bool(arguments.num_experts),
     }
     against = [name for name, there in reasons.items() if there and name]

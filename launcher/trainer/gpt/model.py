@@ -99,7 +99,7 @@ def _layers(arguments: argparse.Namespace, described: TransformerConfig, kind: M
         raise OptionError(
             f"--fp8-format: Transformer Engine's FP8 needs a hidden size of {WIDE_IN_FP8} to gain; "
             "GPT-2 (768) took 98 ms a step with it and 68 in bf16, on an H100: leave out "
-            "--transformer-impl and --no-fast for FP8 of our own, or leave out --fp8-format"
+            "--transformer-impl, --fp8-recipe, --no-fast for our own FP8, or leave out --fp8-format"
         )
     grouped = arguments.moe_grouped_gemm and not kind.compiled  # whose experts always are
     experts = {"num_experts": arguments.num_experts, "moe_grouped_gemm": grouped}

@@ -189,6 +189,26 @@ def test_gpt2_on_one_gpu() -> None:
     assert 8e9 < found.total < 9e9
 
 
+@pytest.mark.parametrize(
+    "other",
+    [
+        *("model.normalization=RMSNorm", "megatron_args.disable_bias_linear=true"),
+        *("megatron_args.squared_relu=true", "megatron_args.qk_layernorm=true"),
+        *("megatron_args.num_query_groups=2", "megatron_args.kv_channels=16"),
+        *("parallel.overlap_grad_reduce=true", "training.precision=fp8"),
+        *("megatron_args.window_size=[8,0]", "model.hidden_size=8208"),
+    ],
+)
+def test_layers_unlike_gpt2s_keep_masks_and_no_parts_of_sums(other: str) -> None:
+    """Any with learned positions were taken for GPT-2's: trainer/fast/fast.py, `_in_kernels`."""
+    for sets, same in (((other,), True), ((), False)):
+        asked = config("gpt2", "training.precision=bf16", *sets)
+        where = layout(asked, 1)
+        given = (asked.program, values_of(asked, where), where, (9, 0))
+        assert memory.needed(*given)
+        assert (memory.needed(*given) == memory.needed(*given, kernels=False)) == same
+
+
 def test_gpt3_on_128_gpus_fits_80_gb() -> None:
     """One of 128 has 1.46 billion parameters, and 16 micro-batches of 6 layers in flight."""
     found = estimate("gpt3-175b")

@@ -96,7 +96,7 @@ def test_on_the_cpu_a_step_by_one_other_run_is_less_sure(folder: Path) -> None:
     assert fact
     for on_cpu, times in ((False, 2), (True, 4)):
         work = replace(fact.work, on_cpu=on_cpu)
-        wider = replace(work, options=work.options | {"hidden_size": 1024})
+        wider = replace(work, options=work.options | {"hidden_size": 1536})
         rates = None if on_cpu else costs.published(H100, "bf16")
         step = site.step(wider, rates, [replace(fact, work=work)])
         assert step

@@ -126,6 +126,28 @@ def test_transformer_engines_fp8_is_offered_where_it_was_a_gain(
     assert offered or "98 ms" in str(refused.value)
 
 
+OLDER = """
+import torch
+from launcher.trainer.fast import fast
+from launcher.trainer.gpt import arguments
+given = arguments.parse({!r}.split())
+given.on_cpu = False
+for version in ("2.5.0a0+e000cf0ad9.nv24.10", "2.7.0a0+7c8ec84dab"):
+    torch.__version__ = torch.torch_version.TorchVersion(version)
+    for there in (True, False):
+        fast.find_spec = lambda name: there
+        print(fast.choose(given, arguments.layout(given, 1)).compiled or "theirs")
+"""
+
+
+def test_transformer_engine_has_fp8_where_torch_has_not(tmp_path: Path) -> None:
+    """Rows up to 24.10 were refused for their torch, though they have Transformer Engine."""
+    fp8 = " ".join((*TINY, "--mock-data", "--bf16", "--fp8-format", "hybrid"))
+    (script := tmp_path / "older.py").write_text(OLDER.format(fp8))
+    done = start(1, str(script))
+    assert done.output.split() == ["theirs", "whole", "whole", "whole"], done.output
+
+
 def test_fp8_is_refused_where_nothing_has_it(tmp_path: Path) -> None:
     """It trained in bf16 instead, and nothing said so."""
     fp8 = ("--mock-data", "--bf16", "--fp8-format", "hybrid")
