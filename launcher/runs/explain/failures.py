@@ -86,11 +86,6 @@ class Failure:
         return self.kind in AFTERWARDS
 
     @property
-    def summary(self) -> bool:
-        """Whether it says only that something else failed."""
-        return self.kind == KINDS[-1]
-
-    @property
     def certainty(self) -> str:
         """cause: what failed. clue: several causes, or another's end. located: only where."""
         if not self.remedy:

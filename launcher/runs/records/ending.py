@@ -139,8 +139,6 @@ class Ending:
         if self.outcome is not Outcome.FAILED or self.guarded:  # the guard has reported why
             return []
         signs, suspects = self.explained.signs, self.explained.suspects
-        if self.reason:  # which says more than others' summary of it
-            signs = [sign for sign in signs if not sign.failure.summary]
         if signs:
             return signs[0].lines  # the others follow from it
         likely = suspects[:1] if self.itself else []

@@ -489,14 +489,6 @@ def test_what_a_log_says_of_a_failure_is_kept_with_its_end(kept: Path) -> None:
     assert stopped["clues"] == []
 
 
-def test_another_s_summary_is_no_clue_where_the_end_names_the_rank() -> None:
-    """The line that names the rank was followed by "a task failed, and Slurm …"."""
-    told = ExitStatus(3, why="node-1: rank 1 exited with code 3")
-    summary = "srun: error: node-1: task 1: Exited with exit code 3\n"
-    assert Ending(told, False, summary).clues == []
-    assert "Slurm ended the others" in Ending(ExitStatus(3), False, summary).clues[0]
-
-
 def test_endings_come_back_in_their_order_with_what_was_saved(kept: Path) -> None:
     saved = CheckpointFolder(20, Path("/ck/iter_0000020"))
     ending.keep(
