@@ -24,8 +24,9 @@ step against each. The end of a failed run names its cause in the same words.
 launcher explain slurm-4711.out   # the log of any training: a run, a file, or - for standard input
 ```
 
-If a log has several causes, `explain` reports the first. Errors of Python, libraries and tools that
-say themselves what is wrong have no row. `explain` prints their line, and a cure if it knows one.
+If a log has several causes, `explain` reports the first. The tables leave out
+errors of Python, libraries and tools whose own message says what is wrong. For such an error,
+`explain` prints its line, and a cure if it knows one.
 
 - \\*: often only a consequence. A rank writes this also after another rank has failed, so `explain`
   reports it only if the log has no other cause.

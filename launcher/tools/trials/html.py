@@ -112,7 +112,7 @@ def as_html(results: Sequence[CellResult], title: str = "Compatibility") -> str:
 def rendered(root: Path, rows: Iterable[Cell] = ()) -> dict[Path, str]:
     """docs/compat.md with the table of the committed results, and their page.
 
-    rows: the matrix's own cells; those without a result are untried
+    rows: the matrix's own cells; the table names those without a result
 
     Raises UsageError where the markers of the table are missing.
     """
@@ -120,8 +120,8 @@ def rendered(root: Path, rows: Iterable[Cell] = ()) -> dict[Path, str]:
     if not results or not shown.exists():
         return {}
     tried = {one.tag for one in results}
-    untried = [one for one in rows if one.tag not in tried]
-    text = between_markers(shown, table(results, untried), BEGIN, END)
+    without = [one for one in rows if one.tag not in tried]
+    text = between_markers(shown, table(results, without), BEGIN, END)
     return {shown: text, root / PAGE: as_html(results, "What was tried")}
 
 

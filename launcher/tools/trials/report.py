@@ -82,8 +82,8 @@ def as_markdown(results: Sequence[CellResult]) -> str:
     return table(results) + "".join(f"{line}\n" for line in [*head, *rows])
 
 
-def table(results: Iterable[CellResult], untried: Iterable[Cell] = ()) -> str:
-    """The cells, a row for each; below them the rows of the matrix that are untried."""
+def table(results: Iterable[CellResult], without: Iterable[Cell] = ()) -> str:
+    """The cells, a row for each; below them the matrix's rows without a result."""
     lines = ["| tag | Megatron | verdict | expected | on | why |", "|---|---|---|---|---|---|"]
     for one in results:
         causes = "; ".join(dict.fromkeys(filter(None, map(cause, one.warnings))))
@@ -92,8 +92,8 @@ def table(results: Iterable[CellResult], untried: Iterable[Cell] = ()) -> str:
         expected = f"{one.expected}{mark}" if one.expected else "-"
         cells = map(_cell, (one.tag, one.megatron, one.told, expected, one.trained_on))
         lines.append(_row(*cells, why))
-    if untried:
-        lines += ["", f"Untried: {', '.join(cell.tag for cell in untried)}."]
+    if without:
+        lines += ["", f"Without a result: {', '.join(cell.tag for cell in without)}."]
     return "\n".join(lines) + "\n"
 
 
