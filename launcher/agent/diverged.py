@@ -56,10 +56,11 @@ def note(environ: Mapping[str, str], folder: str) -> None:
 
     def noting(*words: object, **how: object) -> None:
         if words and (found := STEP.search(str(words[0]))):
-            values = named_values(found[2])
+            values, before = named_values(found[2]), steps.first
             steps.add(int(found[1]), {k: float(v) for k, v in values if NUMBER.fullmatch(v)})
-            with suppress(OSError):
-                file.write_text(str(steps.first), encoding="ascii")
+            if steps.first != before:
+                with suppress(OSError):
+                    file.write_text(str(steps.first), encoding="ascii")
         show(*words, **how)  # type: ignore[call-overload]
 
     builtins.print = noting
