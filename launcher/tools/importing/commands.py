@@ -157,8 +157,9 @@ def starts_program(run: ScriptRun) -> bool:
 def missing_paths(run: ScriptRun) -> tuple[set[str], set[str]]:
     """Paths that bash didn't find: those of programs, and those of files that it writes."""
     programs, written = set(), set()
-    for path in re.findall(r"(?m)line \d+: (\S+): No such file or directory$", run.stderr):
-        called = re.compile(rf"(exec )?'?{re.escape(path)}'?( |$)")
+    missing = r"(?m)(?:line \d+|^[/\w]*sh): (\S+): No such file or directory$"
+    for path in re.findall(missing, run.stderr):
+        called = re.compile(rf"(exec )?([/\w]*sh (-\w+ )*)?'?{re.escape(path)}'?( |$)")
         if not any(called.match(text) for _, text in run.trace):
             written.add(path)
         elif "/" in path:
