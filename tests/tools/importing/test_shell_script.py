@@ -271,6 +271,7 @@ def test_what_belongs_to_the_machine_is_told() -> None:
         "srun $CMD &",
         "wait_for() { :; }; $CMD",
         "/opt/venv/bin/$CMD",
+        "/opt/venv/bin/$CMD 2>&1 | tee log",
         "/usr/bin/python3 -m torch.distributed.run ${CMD#* }",
         "bash ./not/here.sh x && $CMD",
         "set -u; cd /nowhere; $CMD",
