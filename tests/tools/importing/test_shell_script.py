@@ -323,6 +323,11 @@ def test_a_start_is_found_however_it_is_written(start: str) -> None:
         ("A=${B:-}", '--data-path "$A" --bf16', "2: to be given: A (data.path)"),
         (": ${A:=}; : ${A:?is needed}", "--seed $A", "2: to be given: A (training.seed)"),
         ('A=${A:-}; [ -z "$A" ] && exit 1', "--seed $A", "2: to be given: A (training.seed)"),
+        (
+            'torchrun() { mpirun -np $((4 * N)) -npernode 4 python "$@"; }',
+            "",
+            "N: nodes is taken as 1",
+        ),
         ("R=$OMPI_COMM_WORLD_RANK; torchrun() { python $*; }", "--rank $R", "gpus is taken as 1"),
     ],
 )
