@@ -31,7 +31,8 @@ knows one.
 - \\*: often only a consequence. A rank writes this also after another rank has failed, so `explain`
   reports it as the cause only if the log has no other failure.
 - In brackets: the first release that writes this message.
-- A list below a table: each of these failures can have several causes. `explain` prints a cure for each.
+- A list below a table: each of these failures can have several causes. `explain` prints a cure for
+  each cause.
 """
 SAYS_ITSELF = "What an error says itself"
 TABLE = "| failure | first step |\n|---|---|\n"
