@@ -89,7 +89,7 @@ class Resolved:
 def processes_of(config: RunConfig, gpus: Gpus) -> int:
     """As many processes as GPUs made visible; on the CPU, what the run file asks for."""
     if gpus.count is None:
-        raise UsageError("gpus: how many GPUs all means isn't known here", "Give their number.")
+        raise UsageError("gpus: the number for `all` isn't known here", "Give their number.")
     return gpus.count or config.processes
 
 

@@ -232,7 +232,7 @@ def test_spare_nodes_are_asked_for_and_their_end_ends_no_others(plan: Planner) -
     assert "--ntasks-per-node=1 --wait=0 " in told
     assert " --wanted 2 " in told
     assert dict(found.labels)["megatron-launchpad.nodes"] == "3"
-    with pytest.raises(UsageError, match="no scheduler gives more nodes"):
+    with pytest.raises(UsageError, match="only a scheduler can give more nodes"):
         plan("gpt2.yaml", "nodes.count=2", "nodes.spare=1", "nodes.master_addr=a", "gpus=2")
 
 
