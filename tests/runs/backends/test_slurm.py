@@ -262,7 +262,7 @@ def test_an_array_that_cant_be_is_refused(array: str) -> None:
 
 def test_a_chain_without_checkpoints_is_refused(two: Plan) -> None:
     """Ten jobs would each have begun anew."""
-    with pytest.raises(UsageError, match=r"goes on from.*\n.*checkpoint.save"):
+    with pytest.raises(UsageError, match=r"continues from.*\n.*checkpoint.save"):
         script(two, array="0-9%1")
 
 
