@@ -6,7 +6,6 @@ out, with the exit code that the runner would have. It is no runner: nobody can 
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import importlib.util
 import json
@@ -35,13 +34,9 @@ def imported() -> None:
         importlib.import_module(f"{FAST}.trainer")
 
 
-def end_with_parent() -> None:
-    ctypes.CDLL(None).prctl(rank.PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
 def become(parent: int, output: str, folder: str, variables: dict[str, str]) -> None:
     """A rank in this process, which ends with its parent."""
-    end_with_parent()
+    rank.end_with_parent()
     if os.getppid() != parent:
         os._exit(1)
     files = os.open(os.devnull, os.O_RDONLY), os.open(output, os.O_WRONLY | os.O_APPEND)
