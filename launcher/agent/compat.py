@@ -181,19 +181,10 @@ class WriteResults:
     def get_nowait(self) -> Any:
         """What was put since the last time; raises `queue.Empty` where nothing was."""
         self.file.seek(0)
-        kept = self.file.read()
-        self.file.truncate(0)
-        if not kept:
+        if not (kept := self.file.read()):
             raise queue.Empty
+        self.file.truncate(0)
         return ForkingPickler.loads(kept)
-
-
-def collect_results() -> None:
-    """Replace the queue of Megatron's writers: a process that imports torch, 3 s of CPU a rank."""
-    from megatron.core.dist_checkpointing.strategies import filesystem_async
-
-    if hasattr(os, "memfd_create") and filesystem_async._results_queue is None:
-        filesystem_async._results_queue = WriteResults()
 
 
 def async_saving() -> tuple[Any, dict[str, Any]]:
