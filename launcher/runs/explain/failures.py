@@ -34,8 +34,10 @@ or another node, has failed. summary: only that something has.
 
 STATED = KINDS[2]
 AFTERWARDS = KINDS[3:]  # what may be what another failure has led to
-HEADS = {"cause": "cause", "clue": "this points to", "located": "unknown cause"}
+HEADS = {"cause": "cause", "clue": "this points to", "located": "where it failed"}
 SUSPECTS = 10
+NOWHERE = "an error that no row knows: its line says what"
+MOST_NEAR = 4  # lines that may say why, of a summary
 NEAR = 40  # lines before an error in which its traceback is looked for
 RAISED, CHAINED, UNCAUGHT, LOUD, ECHO, FAR = (
     re.compile(LINES[name]) for name in ("raised", "chained", "uncaught", "loud", "echo", "far")
@@ -60,7 +62,8 @@ class Failure:
     nothing was written (EndCause). sets: KEY=VALUE that `resume` has to set, so that it does not
     fail so again. of_node: whether it is a fault of the machine that writes it. warns: whether a
     warning may show it; an unknown error after its report outranks it. of_code: whether its causes
-    hold for code of installed packages alone. row: its name before a log's words are in it.
+    hold for code of installed packages alone. located: whether it says but where it failed; its
+    cure is what to try first. row: its name before a log's words are in it.
     """
 
     name: str
@@ -78,6 +81,7 @@ class Failure:
     of_node: bool = False
     warns: bool = False
     of_code: bool = False
+    located: bool = False
     row: str = ""
 
     @property
@@ -88,7 +92,7 @@ class Failure:
     @property
     def certainty(self) -> str:
         """cause: what failed. clue: several causes, or another's end. located: only where."""
-        if not self.remedy:
+        if self.located:
             return "located"
         return "clue" if self.either or self.follows else "cause"
 
@@ -106,7 +110,8 @@ class Failure:
         if self.of_code and not frames:
             return None
         if self.of_code and not stated.INSTALLED.search(frames[-1][1]):
-            return replace(self, name=stated.location(frames), cure="", either=())
+            cure = stated.first_step(match[0], "")
+            return replace(self, name=stated.location(frames), cure=cure, either=(), located=True)
         found = stated.values(match, frames)
         name, cure, *either = (
             stated.fill(one, found) for one in (self.name, self.cure, *self.either)
@@ -134,6 +139,21 @@ class FailureSign:
         quoted = f": {self.said.text}" if self.said else ""
         head = HEADS[self.failure.certainty]
         return [f"{head}: {self.failure.name}{quoted}", *_cures(self.failure)]
+
+    @property
+    def as_dict(self) -> dict[str, Any]:
+        """The same for programs."""
+        known = self.failure
+        return {
+            "cause": known.name,
+            "row": known.row,
+            "certainty": known.certainty,
+            "family": known.family,
+            "cure": known.remedy,
+            "either": known.either,
+            "commands": COMMAND.findall(known.remedy),
+            "said": asdict(self.said) if self.said else None,
+        }
 
 
 @cache
@@ -174,20 +194,41 @@ class Explanation:
     about: dict[str, str] = field(default_factory=dict)
 
     @property
+    def first(self) -> FailureSign | None:
+        """The first cause; where none is known, the first error whose place is, or the first."""
+        if self.signs:
+            return self.signs[0]
+        ends = [one for one in self.suspects if one.raised_by or UNCAUGHT.match(one.words)]
+        if not ends:
+            return None
+        said = next((one for one in ends if one.raised_by), ends[0])
+        name, cure = said.raised_by or NOWHERE, stated.first_step(said.words, said.raised_by)
+        where = Failure(name, "", "any", (), "", cure, located=True)
+        return FailureSign(where, said, said.line)
+
+    @property
     def lines(self) -> list[str]:
         """The lines to print: the cause and its place, the cure, what may be ignored."""
         rest = ((one.failure.name, one.said) for one in self.signs[1:] or self.aftermath)
         follows = [f"  {name} ({said.where})" if said else f"  {name}" for name, said in rest]
         after = ["what follows from it, or came after it:", *follows] if follows else []
-        if not self.signs:
+        if (first := self.first) is None:
             suspects = [line for said in self.suspects for line in _shown(said)]
             told = "; these lines look most like one:" if suspects else ", nor a line like one"
             return [f"no known cause{told}", *suspects, *after, *self._asking]
-        known, said = self.signs[0].failure, self.signs[0].said
+        known, said = first.failure, first.said
         log = [f"log: {said.where}: {said.text}", said.raised_by] if said else []
         quoted = [line for line in log if line not in ("", known.name)]
-        cause = [f"{HEADS[known.certainty]}: {known.name}", *quoted, *_cures(known)]
+        cause = [f"{HEADS[known.certainty]}: {known.name}", *quoted, *_cures(known), *self._near]
         return [*cause, *after, *(self._asking if known.certainty != "cause" else [])]
+
+    @property
+    def _near(self) -> list[str]:
+        """Of a summary, the lines that may say why, those before it last."""
+        said = self.signs[0].said if self.signs and self.signs[0].kind == KINDS[-1] else None
+        quoted = {sign.said.text for sign in self.signs if sign.said}
+        lines = [one for one in self.suspects if said and one.text not in quoted]
+        return ["lines that may say why:", *chain(*map(_shown, lines[:MOST_NEAR]))] * bool(lines)
 
     @property
     def _asking(self) -> list[str]:
@@ -196,9 +237,10 @@ class Explanation:
 
     def as_json(self) -> dict[str, Any]:
         """The same for programs: cause, its sign, commands that look or mend, what follows."""
+        first = [self.first] if self.first else []
         return {
-            "causes": [_as_dict(sign) for sign in self.signs[:1]],
-            "follows": [_as_dict(sign) for sign in self.signs[1:] or self.aftermath],
+            "causes": [sign.as_dict for sign in first],
+            "follows": [sign.as_dict for sign in self.signs[1:] or self.aftermath],
             "suspects": [] if self.signs else [asdict(said) for said in self.suspects],
             "about": self.about,
         }
@@ -206,25 +248,12 @@ class Explanation:
 
 def _cures(known: Failure) -> list[str]:
     if not known.either:
-        return [f"cure: {known.cure}"] if known.cure else []
+        return [f"{'first step' if known.located else 'cure'}: {known.cure}"]
     return ["cure, the likeliest cause first:", *(f"  {one}" for one in known.either)]
 
 
 def _shown(said: LogLine) -> list[str]:
     return [f"  {said.where}: {said.text}", *([f"    {said.raised_by}"] * bool(said.raised_by))]
-
-
-def _as_dict(sign: FailureSign) -> dict[str, Any]:
-    return {
-        "cause": sign.failure.name,
-        "row": sign.failure.row,
-        "certainty": sign.failure.certainty,
-        "family": sign.failure.family,
-        "cure": sign.failure.remedy,
-        "either": sign.failure.either,
-        "commands": COMMAND.findall(sign.failure.remedy),
-        "said": asdict(sign.said) if sign.said else None,
-    }
 
 
 def explain(log: Iterable[bytes], cause: EndCause = EndCause.ITSELF) -> Explanation:

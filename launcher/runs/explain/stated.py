@@ -8,7 +8,9 @@ from collections.abc import Iterable
 
 from launcher.runs.explain.loglines import LINES, Words
 
-FRAME = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
+FRAME = re.compile(r'(?:File "|^(?=\S+\.py:\d+ in ))([^"]+?)(?:", line |:)(\d+),? in (\S+)')
+"""A frame of a traceback, Python's or rich's: its file, line and function."""
+
 INSTALLED = re.compile(r"(?:site|dist)-packages/(\w+)")
 CHECKOUT = re.compile(r"/(megatron|nemo|verl|swift|slime|torchtitan)/")
 PASSED = re.compile(
@@ -18,6 +20,8 @@ PASSED = re.compile(
 
 HOLE = re.compile(r"\{(\w+)\}")
 PROGRAM = "the program"
+OWNER = re.compile(r"\(code of (\w+)\)")  # in location()
+STEPS = [(re.compile(says), step) for says, step in LINES["steps"].items()]
 
 
 def fill(text: str, found: dict[str, str]) -> str:
@@ -26,13 +30,11 @@ def fill(text: str, found: dict[str, str]) -> str:
 
 
 def values(match: re.Match[str], frames: list[re.Match[str]]) -> dict[str, str]:
-    """What a match's groups name; {} where its expression has none.
+    """What a match's groups name, and the traceback before it.
 
     package: what pip calls its module. caller and place: the package and the function whose line
     raised it, by the frames of its traceback.
     """
-    if not match.re.groupindex:
-        return {}
     found = {name.rstrip("_"): value for name, value in match.groupdict().items() if value}
     module = found.get("module", "").partition(".")[0]
     is_python = module in sys.stdlib_module_names
@@ -52,6 +54,13 @@ def traceback(before: Iterable[Words]) -> list[re.Match[str]]:
         if (frame := FRAME.search(line.text)) and not PASSED.search(frame[1]):
             frames.append(frame)
     return frames
+
+
+def first_step(error: str, place: str) -> str:
+    """What to try first about an error that says but where it failed, by its exception."""
+    owner = OWNER.search(place)
+    found = {"package": LINES["packages"].get(owner[1], owner[1]) if owner else PROGRAM}
+    return next(fill(step, found) for says, step in STEPS if says.search(error))
 
 
 def location(frames: list[re.Match[str]]) -> str:

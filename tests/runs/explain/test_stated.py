@@ -150,6 +150,7 @@ def test_an_error_of_ones_own_code_is_located(error: str) -> None:
     for text in (OWN + error, OWN + inner + error):
         found = first(text).failure
         assert (found.certainty, found.either) == ("located", ())
+        assert found.cure
         assert found.name == (
             "raised by turn of home/x/model.py, line 7 (code of your script or checkout), "
             "called by <module> of home/x/train.py, line 9"
