@@ -8,10 +8,10 @@ from collections.abc import Iterable
 
 from launcher.runs.explain.loglines import LINES, Words
 
-FRAME = re.compile(r'(?:File "|^(?=\S+\.py:\d+ in ))([^"]+?)(?:", line |:)(\d+),? in (\S+)')
-"""A frame of a traceback, Python's or rich's: its file, line and function."""
+FRAME = re.compile(r'(?:File "?|^(?=\S+\.py:\d+ in ))([^"]+?)(?:", line |:)(\d+),? in (\S+)')
+"""A frame of a traceback, Python's, IPython's or rich's: its file, line and function."""
 
-INSTALLED = re.compile(r"(?:site|dist)-packages/(\w+)")
+INSTALLED = re.compile(r"(?:site|dist)-packages[/\\](\w+)")
 CHECKOUT = re.compile(r"/(megatron|nemo|verl|swift|slime|torchtitan)/")
 PASSED = re.compile(
     r"/lib/python3[\d.]*/(?!(?:site|dist)-packages)|torch/nn/modules/module\.py$|^<"
