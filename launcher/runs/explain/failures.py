@@ -39,12 +39,12 @@ SUSPECTS = 10
 NOWHERE = "an error that no row knows: its line says what"
 MOST_NEAR = 4  # lines that may say why, of a summary
 NEAR = 40  # lines before an error in which its traceback is looked for
-RAISED, CHAINED, UNCAUGHT, LOUD, ECHO, FAR = (
-    re.compile(LINES[name]) for name in ("raised", "chained", "uncaught", "loud", "echo", "far")
+RAISED, CHAINED, UNCAUGHT, ENDS, LOUD, ECHO, FAR = (
+    re.compile(LINES[name])
+    for name in ("raised", "chained", "uncaught", "ends", "loud", "echo", "far")
 )
 RAISED_OR_CHAINED = re.compile(f"{RAISED.pattern}|{CHAINED.pattern}", re.MULTILINE)
 NOTABLE = re.compile(f"{RAISED_OR_CHAINED.pattern}|{LOUD.pattern}", re.MULTILINE)
-FRAME = re.compile(r'File "\S*?(megatron/\S+)\.py", line \d+, in (\w+)')
 COMMAND = re.compile(r"`([^`]+)`")  # a command in a cure
 
 
@@ -137,23 +137,16 @@ class FailureSign:
     def lines(self) -> list[str]:
         """The lines to print."""
         quoted = f": {self.said.text}" if self.said else ""
-        head = HEADS[self.failure.certainty]
-        return [f"{head}: {self.failure.name}{quoted}", *_cures(self.failure)]
+        head = f"{HEADS[self.failure.certainty]}: {self.failure.name}"
+        return [f"{head}{quoted}", *_cures(self.failure)]
 
     @property
     def as_dict(self) -> dict[str, Any]:
         """The same for programs."""
         known = self.failure
-        return {
-            "cause": known.name,
-            "row": known.row,
-            "certainty": known.certainty,
-            "family": known.family,
-            "cure": known.remedy,
-            "either": known.either,
-            "commands": COMMAND.findall(known.remedy),
-            "said": asdict(self.said) if self.said else None,
-        }
+        same = {name: getattr(known, name) for name in ("row", "certainty", "family", "either")}
+        cure = {"cure": known.remedy, "commands": COMMAND.findall(known.remedy)}
+        return {"cause": known.name, **same, **cure, "said": self.said and asdict(self.said)}
 
 
 @cache
@@ -198,7 +191,7 @@ class Explanation:
         """The first cause; where none is known, the first error whose place is, or the first."""
         if self.signs:
             return self.signs[0]
-        ends = [one for one in self.suspects if one.raised_by or UNCAUGHT.match(one.words)]
+        ends = [one for one in self.suspects if one.raised_by or ENDS.match(one.words)]
         if not ends:
             return None
         said = next((one for one in ends if one.raised_by), ends[0])
@@ -351,12 +344,8 @@ def _located(lines: list[Words], index: int) -> LogLine:
     line = lines[index]
     if not RAISED.search(line.text):
         return line.quoted
-    where = refusals.find(line.text)
-    if not where:
-        before = lines[max(0, index - NEAR) : index]
-        frames = [frame for line in before if (frame := FRAME.search(line.text))]
-        where = f"raised under {frames[-1][2]} of {frames[-1][1]}.py" if frames else ""
-        where = where or stated.location(stated.traceback(before))
+    before = stated.traceback(lines[max(0, index - NEAR) : index])
+    where = refusals.find(line.text) or stated.location(before)
     return replace(line.quoted, raised_by=where)
 
 

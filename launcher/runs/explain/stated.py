@@ -64,12 +64,14 @@ def first_step(error: str, place: str) -> str:
 
 
 def location(frames: list[re.Match[str]]) -> str:
-    """Which line raised an error, whose code it is and what called it; "" without a traceback."""
+    """Which line raised an error, whose code it is, and which other code called it; "" for none."""
     if not frames:
         return ""
-    code = _owner(frames[-1]) or "your script or checkout"
-    called = f", called by {_place(frames[-2])}" if len(frames) > 1 else ""
-    return f"raised by {_place(frames[-1])} (code of {code}){called}"
+    *calls, last = frames
+    owner = _owner(last)
+    others = [frame for frame in calls if _owner(frame) != owner] or calls
+    called = f", called by {_place(others[-1])}" if others else ""
+    return f"raised by {_place(last)} (code of {owner or 'your script or checkout'}){called}"
 
 
 def _owner(frame: re.Match[str]) -> str:

@@ -70,7 +70,7 @@ FETCH = "fatal: Could not read from remote repository."
         ("curl: (6) Could not resolve host: huggingface.co", ""),
         ("srun: fatal: Can not execute ./train.sh", ""),
         ("srun: fatal: Could not establish a configuration source",
-         "Slurm's controller doesn't answer"),
+         "Slurm's controller or a node's daemon doesn't answer"),
         ("INFO Unable to connect to the server: metrics are kept offline", ""),
         (f"train.sh: line 3: module: command not found\n{MEMORY}", "GPU memory is out"),
         (f"bash: line 3: ninja: command not found\n{MEMORY}", "GPU memory is out"),
