@@ -38,7 +38,7 @@ HEADS = {"cause": "cause", "clue": "this points to", "located": "where it failed
 SUSPECTS = 10
 NOWHERE = "an error that no row knows: its line says what"
 MOST_NEAR = 4  # lines that may say why, of a summary
-NEAR = 40  # lines before an error in which its traceback is looked for
+NEAR = 64  # lines before an error in which its traceback is looked for
 RAISED, CHAINED, UNCAUGHT, ENDS, LOUD, ECHO, FAR = (
     re.compile(LINES[name])
     for name in ("raised", "chained", "uncaught", "ends", "loud", "echo", "far")
@@ -52,17 +52,15 @@ COMMAND = re.compile(r"`([^`]+)`")  # a command in a cure
 class Failure:
     """A row of known/FAMILY.yaml: a failure, and how a log shows it.
 
-    name: what failed, in a few words. cure: what mends it. either: its causes where it has several,
-    each with its cure, the likeliest first; such a row, like a report, is but a clue. source:
-    threads that report it, or who writes it. since: the first release that writes one of its texts,
-    by its sources; `any` where all do that the matrix has. says: regular expressions (MULTILINE) of
-    lines without their prefixes; one is in its output. who: whose words they are
-    (loglines.SPEAKERS), "" for anybody's. kind: one of KINDS. raised: an expression of where
-    Megatron raises what is else unknown (refusals.py). cause: the end that shows it alone, where
-    nothing was written (EndCause). sets: KEY=VALUE that `resume` has to set, so that it does not
-    fail so again. of_node: whether it is a fault of the machine that writes it. warns: whether a
-    warning may show it; an unknown error after its report outranks it. of_code: whether its causes
-    hold for code of installed packages alone. located: whether it says but where it failed; its
+    name: what failed, in a few words. cure: what mends it. either: several causes, each with its
+    cure, the likeliest first; such a row, like a report, is but a clue. source: threads that report
+    it, or who writes it. since: the first release that writes one of its texts; `any` for all of
+    the matrix. says: regular expressions (MULTILINE) of lines without their prefixes; one is in its
+    output. who: whose words they are (loglines.SPEAKERS), "" for anybody's. kind: one of KINDS.
+    raised: where Megatron raises what is else unknown (refusals.py). cause: the end that shows it
+    alone (EndCause). sets: KEY=VALUE that `resume` has to set. of_node: a fault of the machine that
+    writes it. warns: a warning may show it; an unknown error after its report outranks it. of_code:
+    its causes hold for code of installed packages alone. located: it says but where it failed; its
     cure is what to try first. row: its name before a log's words are in it.
     """
 
@@ -262,9 +260,9 @@ def explain(log: Iterable[bytes], cause: EndCause = EndCause.ITSELF) -> Explanat
         _suspect(by_source(kept), raised, loud)
     _place(list(raised.values()), signs)
     suspects = [*raised.values(), *loud.values()][:SUSPECTS]
+    suspects.sort(key=lambda said: said.line)
     ordered, unknown = _ordered(list(signs.values()), list(raised.values()))
     named, aftermath = ([], ordered) if unknown else (ordered, [])
-    suspects.sort(key=lambda said: said.line)
     return Explanation(named, suspects, aftermath, reader.about)
 
 
@@ -279,7 +277,7 @@ def _find(lines: list[Words], signs: dict[str, FailureSign]) -> None:
         for match in chain.from_iterable(pattern(known).finditer(text, *span) for span in spans):
             first = bisect_right(starts, match.start()) - 1
             last = bisect_right(starts, max(0, match.end() - 1)) - 1
-            if not _may_say(lines[last], known) or _is_said_elsewhere(lines[last], known, signs):
+            if not _may_say(lines[last], known, signs):
                 continue
             if row := known.filled(match, lines[max(0, last - NEAR) : last]):
                 said = _located(lines, last)
@@ -294,17 +292,14 @@ def _joined(lines: list[Words]) -> tuple[str, list[int]]:
     return "\n".join(line.text for line in lines), [*starts]
 
 
-def _may_say(line: Words, known: Failure) -> bool:
-    """Whether it is one of the row's speakers, and not a warning where the row is of errors."""
-    ends = known.kind != STATED or UNCAUGHT.match(line.text)
-    is_loud = known.warns or not line.warns
-    return bool(ends) and is_loud and (not known.who or line.speaker in known.who)
-
-
-def _is_said_elsewhere(line: Words, known: Failure, signs: dict[str, FailureSign]) -> bool:
-    """Whether a row of stated errors isn't wanted: another row has the line, or may have."""
+def _may_say(line: Words, known: Failure, signs: dict[str, FailureSign]) -> bool:
+    """Whether it is of the row's speakers, no warning, and for a stated error no other row's."""
+    if (line.warns and not known.warns) or (known.who and line.speaker not in known.who):
+        return False
+    if known.kind != STATED:
+        return True
     taken = (sign.first <= line.number <= sign.said.line for sign in signs.values() if sign.said)
-    return known.kind == STATED and (any(taken) or _is_known(line.text))
+    return bool(UNCAUGHT.match(line.text)) and not any(taken) and not _is_known(line.text)
 
 
 def _place(raised: list[LogLine], signs: dict[str, FailureSign]) -> None:

@@ -30,11 +30,7 @@ def fill(text: str, found: dict[str, str]) -> str:
 
 
 def values(match: re.Match[str], frames: list[re.Match[str]]) -> dict[str, str]:
-    """What a match's groups name, and the traceback before it.
-
-    package: what pip calls its module. caller and place: the package and the function whose line
-    raised it, by the frames of its traceback.
-    """
+    """What a match's groups name, and by its frames the caller (a package) and its place."""
     found = {name.rstrip("_"): value for name, value in match.groupdict().items() if value}
     module = found.get("module", "").partition(".")[0]
     is_python = module in sys.stdlib_module_names
