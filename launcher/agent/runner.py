@@ -17,7 +17,6 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -231,7 +230,8 @@ class RankWatch:
         self.elsewhere = self.elsewhere or refusal
         if self.peers:
             self.peers.failed(refusal.why, refusal.code)
-        self._kill(refusal.killing)
+        if self.running:
+            self._kill("they may not go on")
 
     def _report(self, ranks: Mapping[int, int]) -> None:
         """Say where the ranks are; meanwhile they may end, and be asked to stop."""
@@ -272,9 +272,8 @@ class RankWatch:
         return self.ranks[local_rank].pid
 
     def _kill(self, why: str) -> None:
-        if why:
-            ranks = ", ".join(str(self.job.rank(n)) for n in sorted(self.running))
-            say(f"killing rank {ranks}: {why}")
+        ranks = ", ".join(str(self.job.rank(n)) for n in sorted(self.running))
+        say(f"killing rank {ranks}: {why}")
         self._signal_all(signal.SIGKILL, self.running)
 
     def _signal_all(self, signum: signal.Signals, local_ranks: Iterable[int]) -> None:
@@ -377,8 +376,7 @@ def _ready(
             raise MismatchError(
                 "nsys isn't in this image: NVIDIA's have it, or profile.tool: torch"
             )
-        taken = partial(RanksRefused, killing="they may not save there")
-        saver = _hold(job, environ, lambda why: events.put(taken(why)), held)
+        saver = _hold(job, environ, lambda why: events.put(RanksRefused(why)), held)
     except MismatchError as unable:
         if job.nodes == 1:
             raise
