@@ -20,8 +20,8 @@ venv:
 dev:
 	@$(PYTHON) tools/bootstrap.py requirements-dev.txt
 
-demo: venv  ## build the CPU image from Megatron's source, and train a tiny GPT in it
-	@$(RUN) demo
+demo:  ## build the CPU image from Megatron's source, and train a tiny GPT in it
+	@$(PYTHON) -m tools.demo
 
 test: dev  ## run unit, golden-file and end-to-end tests, with a real engine
 	@$(VENV)/bin/python -m pytest -m 'not long' $(WORKERS) $(ARGS)

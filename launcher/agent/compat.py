@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import functools
 import inspect
+import io
 import os
+import queue
 from argparse import Namespace
 from collections.abc import Mapping
+from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 from launcher.agent.ranks.ending import OptionError
@@ -162,6 +165,26 @@ def prepare() -> None:
         return write(*args, **kwargs)
 
     filesystem._write_item = adapted
+
+
+class WriteResults:
+    """What a writing process reports, by memory that it inherits: Megatron's queue of one item."""
+
+    def __init__(self) -> None:
+        self.file = io.FileIO(os.memfd_create("results"), "r+")
+
+    def put(self, results: Any) -> None:
+        """Keep these for `get_nowait`."""
+        self.file.seek(0)
+        self.file.write(ForkingPickler.dumps(results))
+
+    def get_nowait(self) -> Any:
+        """What was put since the last time; raises `queue.Empty` where nothing was."""
+        self.file.seek(0)
+        if not (kept := self.file.read()):
+            raise queue.Empty
+        self.file.truncate(0)
+        return ForkingPickler.loads(kept)
 
 
 def async_saving() -> tuple[Any, dict[str, Any]]:

@@ -166,7 +166,7 @@ def explain(args: Namespace) -> int:
     if how in ("finished", "stopped") and not (explained.signs or explained.suspects):
         lines = [f"run {args.log} {how}: it didn't fail"]
     print(json.dumps(explained.as_json(), indent=1) if args.json else "\n".join(lines))
-    return 0 if any(sign.failure.remedy for sign in explained.signs[:1]) else 1
+    return 0 if any(not sign.failure.located for sign in explained.signs[:1]) else 1
 
 
 @command(RUN)
@@ -218,7 +218,7 @@ def exec(args: Namespace) -> int:
 
     if args.words:
         raise UsageError(
-            f"exec {args.run} {args.words[0]}: the command stands after --",
+            f"exec {args.run} {args.words[0]}: the command must follow --",
             f"launcher exec {args.run} -- {shlex.join([*args.words, *args.rest])}",
         )
     chosen, job = find.job(args.run)
@@ -344,7 +344,7 @@ def runs(args: Namespace) -> int:
         print(table([KEPT, *map(_row, found)]), end="")
         unseen = {run.run for run in found if run.state == UNKNOWN} & {job.run for _, job in jobs}
         for run in sorted(unseen):
-            tell(f"run {run} ended with nobody following it; how: launcher attach {run}")
+            tell(f"run {run} ended while no launcher followed it; see: launcher attach {run}")
     return _tell_silent(silent)
 
 

@@ -106,7 +106,7 @@ def _base_ahead(site: Settings, progress: Progress) -> threading.Thread:
     Where it fails, `acquire.bases` makes it again and says why.
     """
     python = load_matrix(site.matrix).rows[TAGS[-1]].python
-    wanted = (None, "", acquire.STANDIN_EPOCH, python)
+    wanted = (None, "", base.STANDIN_EPOCH, python)
 
     def make() -> None:
         progress.note(

@@ -98,7 +98,7 @@ def test_an_error_that_nobody_foresaw_is_one_line_and_a_private_file(
     said = capsys.readouterr().err
     (kept,) = tmp_path.iterdir()
     assert said == (
-        "launcher: image build: an error that nobody foresaw: "
+        "launcher: image build: an unexpected error: "
         f"KeyError: 'a\\nb\\x1b[2J'; its traceback: {kept}\n"
     )
     assert kept.stat().st_mode & 0o777 == 0o600
@@ -112,7 +112,7 @@ def test_an_unforeseen_error_is_told_where_nothing_can_be_kept(
     fail(monkeypatch, RecursionError())
     assert cli.main(["ps"]) == 70
     assert capsys.readouterr().err == (
-        "launcher: ps: an error that nobody foresaw: RecursionError; its traceback: "
+        "launcher: ps: an unexpected error: RecursionError; its traceback: "
         "can't be kept (No such file or directory): LAUNCHER_TRACEBACK=1 prints it\n"
     )
 
@@ -226,10 +226,13 @@ def test_a_log_of_any_training_is_explained_from_a_file_or_standard_input(
     monkeypatch.setattr("sys.stdin", stdin)
     assert cli.main(["explain", "--json", "-"]) == 1
     told = json.loads(capsys.readouterr().out)
-    assert (told["causes"], told["suspects"][0]["text"]) == ([], "ValueError: no gizmo")
+    assert (
+        told["suspects"][0]["text"] == told["causes"][0]["said"]["text"] == "ValueError: no gizmo"
+    )
+    assert told["causes"][0]["certainty"] == "located"
     log.write_text("  File \"/x/train.py\", line 7, in main\nKeyError: 'gizmo'\n")
     assert cli.main(["explain", str(log)]) == 1  # where it failed is no cause
-    assert capsys.readouterr().out.startswith("unknown cause: raised by main of ")
+    assert capsys.readouterr().out.startswith("where it failed: raised by main of ")
 
 
 DRIVER = """\

@@ -23,7 +23,7 @@ from launcher.images.builder import beside
 from launcher.images.builder.image import BuildRequest, Builds
 from launcher.images.engine import acquire
 from launcher.images.engine.private import packages, private
-from launcher.images.engine.private.base import debian_base
+from launcher.images.engine.private.base import STANDIN_EPOCH, debian_base
 from launcher.images.matrix.recipe import sha256_of_pin
 from launcher.images.sources.fetch import cached
 from tests.conftest import NAMES
@@ -225,7 +225,7 @@ def test_podman_gives_one_image_and_docker_s_wheel(
     name = f"{acquire.STANDIN_NAME}:cp311"
     made = {}
     for client in (podman, engine):
-        debian_base(client, name, acquire.STANDIN_EPOCH, cache=site.cache / "bases")
+        debian_base(client, name, STANDIN_EPOCH, cache=site.cache / "bases")
         builds = Builds(client, own, Progress(), "launchpad-test-podman")
         request = BuildRequest("24.10", base=name, builder=name, no_cache=True)
         made[client] = [builds.build(request).id for _ in range(2)]

@@ -10,6 +10,11 @@ import sys
 PR_SET_PDEATHSIG = 1  # linux/prctl.h; it stays in force through exec
 
 
+def end_with_parent() -> None:
+    """Have the kernel kill this process when the thread that started it ends."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
 def main(runner: str, *command: str) -> None:
     """Run the command in this process's place; `runner` is the process id of the parent.
 
@@ -17,7 +22,7 @@ def main(runner: str, *command: str) -> None:
     kernel watches the thread that started this process: the runner's main one, which lives
     as long as the runner does. Where there is no such call, the rank runs all the same.
     """
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    end_with_parent()
     if not runner.isdigit():
         with open(runner, "w", encoding="ascii") as file:
             file.write(str(os.getpid()))

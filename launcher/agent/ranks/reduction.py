@@ -6,7 +6,6 @@ is a fork: torch is there already, and what it takes of a GPU goes with it.
 
 from __future__ import annotations
 
-import ctypes
 import multiprocessing
 import os
 import re
@@ -23,7 +22,7 @@ from typing import Any
 
 from launcher.agent import allreduce, words
 from launcher.agent.ranks.job import MismatchError, free_port
-from launcher.agent.ranks.rank import PR_SET_PDEATHSIG
+from launcher.agent.ranks.rank import end_with_parent
 from launcher.agent.ranks.rendezvous import (
     MOST,
     ROUND_SECONDS,
@@ -116,7 +115,7 @@ def _process(
     cpu: bool,
     runner: int,
 ) -> None:
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    end_with_parent()
     if os.getppid() != runner:
         os._exit(1)
     signal.set_wakeup_fd(-1)  # a signal for this process isn't the runner's

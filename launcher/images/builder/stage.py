@@ -45,9 +45,11 @@ EXTRAS = STAGE / "opt/extras"
 EXAMPLE = "megatron_core_training_example.py"
 EPOCH_OF_PACKAGES = 315532800  # 1980-01-01, the earliest time a zip file can carry
 LEFT_OUT = ("*.py[co]", "*.so", "*.o")  # what an earlier build left in a checkout
+TESTS = {"tests", "test"}
 SHARES = 4  # that a folder is byte-compiled in, whatever the number of processors
 
 PIP = ["-m", "pip"]  # of the build tools
+KEPT = {"PYTHONDONTWRITEBYTECODE": ""}  # pip's modules compile for half of the time of each run
 COMPILERS = str(Path(__file__).with_name("compilers.py"))
 
 # Optimised, without debug information, symbols, or the build folder's path in assertions. nvcc's
@@ -98,7 +100,7 @@ def compile_wheel() -> Path:
     with (BUILD / "source/MANIFEST.in").open("a") as file:
         file.write(f"\ngraft megatron\nglobal-exclude {' '.join(LEFT_OUT)}\n")
     normalise(BUILD / "source", int(os.environ["SOURCE_DATE_EPOCH"]))  # a wheel keeps modes
-    return pip_wheel(BUILD / "source", DIST, **FLAGS)
+    return pip_wheel(BUILD / "source", DIST, **KEPT, **FLAGS)
 
 
 def pip_wheel(
@@ -115,7 +117,7 @@ def pip_wheel(
 def lay_out(built: Path, lib: Path, record: dict[str, object], at: Path) -> None:
     """Install a wheel into a folder of packages, and write a record that names it."""
     options = ["--no-index", "--no-deps", "--no-compile", "--upgrade", "--target", str(lib)]
-    run([*PIP, "install", *options, str(built)])
+    run([*PIP, "install", *options, str(built)], **KEPT)
     record["wheel"] = {"name": built.name, "sha256": sha256(built)}
     at.write_text(json.dumps(record, indent=2, sort_keys=True) + "\n")
 
@@ -341,7 +343,7 @@ def install(
     """Install every requirement of a wheel folder, checked against its hash, from that folder."""
     options = ["--no-index", "--no-deps", "--require-hashes", "--no-compile", "--find-links"]
     requirements = ["--target", str(target), "-r", str(wheels / "requirements.txt")]
-    run([*(pip or PIP), "install", *options, str(wheels), *requirements])
+    run([*(pip or PIP), "install", *options, str(wheels), *requirements], **KEPT)
     if not keep_programs:
         shutil.rmtree(target / "bin", ignore_errors=True)
 
@@ -376,8 +378,13 @@ def compile_python(folder: Path) -> None:
 
 
 def compile_share(folder: Path, share: int) -> None:
-    """Byte-compile every fourth file, with hashes for times: no .pyc then holds a time."""
-    for path in sorted(folder.rglob("*.py"))[share::SHARES]:
+    """Byte-compile every fourth file, with hashes for times: no .pyc then holds a time.
+
+    But for packages' own tests, a fifth of what comes with torch: who imports one compiles it.
+    """
+    found = folder.rglob("*.py")
+    files = (path for path in found if not TESTS & {*path.relative_to(folder).parts})
+    for path in sorted(files)[share::SHARES]:
         compileall.compile_file(
             path,
             stripdir=str(STAGE),

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from launcher.images.matrix.schema import Matrix
 
 STANDIN_NAME = "megatron-standin-base"
-STANDIN_EPOCH = 1735689600  # 2025-01-01, given to every file of a stand-in base
 
 
 @dataclass(frozen=True)
@@ -69,7 +68,7 @@ def bases(
     progress.note(f"{unpullable.problem.splitlines()[0]}: a Debian made here stands in for it")
     name = f"{STANDIN_NAME}:{row.abi}"
     cache = site.cache / "bases"
-    base.debian_base(client, name, STANDIN_EPOCH, row.python, cache=cache, say=progress.note)
+    base.debian_base(client, name, base.STANDIN_EPOCH, row.python, cache=cache, say=progress.note)
     return BaseNames(name, name)
 
 

@@ -233,6 +233,8 @@ def test_compiled_files_are_the_same_for_every_seed_and_number_of_processors(
     for number in range(8):
         names = "{" + ", ".join(repr(f"name{number}{place}") for place in range(9)) + "}"
         (tmp_path / f"module{number}.py").write_text(SOURCE.format(names=names))
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests/module8.py").touch()  # which isn't compiled
     one = compiled(python, tmp_path, {"PYTHONHASHSEED": "1"})
     other = compiled(python, tmp_path, {"PYTHONHASHSEED": "2", "PYTHONWARNINGS": "error"})
     assert one == other

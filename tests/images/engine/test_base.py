@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 import tarfile
 from dataclasses import replace
@@ -13,8 +14,11 @@ import pytest
 
 from launcher.base import files, owned
 from launcher.base.errors import EngineError
-from launcher.images.engine.private import base, packages
+from launcher.base.settings import ROOT
+from launcher.images.engine import connect
+from launcher.images.engine.private import base, packages, private
 from tests.images.carry.conftest import Engine
+from tools import demo
 
 EPOCH = 1_730_000_000
 
@@ -51,6 +55,50 @@ def test_without_an_engine_the_archive_is_made(client: Engine, tmp_path: Path) -
     assert base.debian_base(None, "", EPOCH, cache=tmp_path) == ""
     assert base.debian_base(client, "base:x", EPOCH, cache=tmp_path, say=pytest.fail)
     assert client.loads == 1
+
+
+def test_the_layer_is_made_before_there_is_a_venv(
+    client: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`make demo` made it after .venv, 14 s later."""
+    base.make_layer(tmp_path, print)
+    monkeypatch.setattr(base, "_bootstrap", None)
+    base.make_layer(tmp_path, pytest.fail)
+    assert base.debian_base(client, "base:x", base.STANDIN_EPOCH, cache=tmp_path)
+    base.make_layer(tmp_path, pytest.fail)
+    assert [path.suffix for path in tmp_path.iterdir()] == [".tar"]
+    without = [sys.executable, "-S", "-c", "from tools import demo; demo.needs_base()"]
+    env = {"PYTHONPATH": str(ROOT), "HOME": str(tmp_path), "PATH": os.defpath}
+    subprocess.run(without, check=True, cwd=ROOT, env=env)
+
+
+@pytest.mark.parametrize(
+    ("chosen", "listening", "fetched", "needed"),
+    [
+        ("", False, False, True),
+        ("unix:///nowhere", False, False, False),
+        ("", True, False, False),
+        ("", False, True, False),
+    ],
+)
+def test_the_demo_makes_a_base_beside_venv_where_nothing_else_gives_one(
+    chosen: str,
+    listening: bool,
+    fetched: bool,
+    needed: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("LAUNCHER_CACHE", str(tmp_path))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("DOCKER_HOST", chosen)
+    monkeypatch.setattr(private, "unsupported", lambda: "")
+    monkeypatch.setattr(connect, "_default_hosts", lambda env: [("unix:///x", "a test")])
+    monkeypatch.setattr(connect, "socket_fault", lambda *_: "" if listening else "no such socket")
+    if fetched:
+        (tmp_path / "engine/packages").mkdir(parents=True)
+        (tmp_path / "engine/packages" / packages.COMPLETE).touch()
+    assert demo.needs_base() == needed
 
 
 def test_dpkg_flushes_no_file_and_keeps_its_defaults(client: Engine) -> None:

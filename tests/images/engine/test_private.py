@@ -17,10 +17,9 @@ from docker import DockerClient
 from launcher.base import owned
 from launcher.base.errors import EngineError
 from launcher.base.settings import settings
-from launcher.images.engine.acquire import STANDIN_EPOCH
 from launcher.images.engine.connect import engine_host
 from launcher.images.engine.private import packages, private
-from launcher.images.engine.private.base import debian_base
+from launcher.images.engine.private.base import STANDIN_EPOCH, debian_base
 from launcher.images.engine.private.private import private_engine
 
 needs_root_and_apt = pytest.mark.skipif(

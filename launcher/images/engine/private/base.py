@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
@@ -10,7 +11,8 @@ import shutil
 import subprocess
 import tarfile
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,16 +21,12 @@ from launcher.base import files, owned
 from launcher.base.errors import EngineError, nearest
 from launcher.base.settings import settings
 from launcher.images.engine.private import packages
-from launcher.images.oci.archive import archive, entry, layer_name, load_archive
-from launcher.images.oci.blocks import blocks_of, sha256_of
-from launcher.images.oci.container import find_image
-from launcher.images.oci.layout import compact, sha256
-from launcher.images.oci.settle import iso
 
 if TYPE_CHECKING:
     from docker import DockerClient
 
 STANDIN = "megatron-launchpad.standin"
+STANDIN_EPOCH = 1735689600  # 2025-01-01, given to every file of a stand-in base
 SUITES = {"3.9": "bullseye", "3.11": "bookworm", "3.13": "trixie"}
 GO_NAMES = {"amd64": "amd64", "arm64": "arm64", "armhf": "arm", "i386": "386", "ppc64el": "ppc64le"}
 # Enough to compile an extension and to run `python3 -m pip`; usr-is-merged spares us perl.
@@ -67,6 +65,10 @@ class BaseRecipe:
         return hashlib.sha256(text.encode()).hexdigest()
 
     @property
+    def file(self) -> str:
+        return f"debian-{self.suite}-{self.key[:16]}.tar"
+
+    @property
     def labels(self) -> dict[str, str]:
         return {STANDIN: f"debian-{self.suite}", f"{STANDIN}.recipe": self.key}
 
@@ -91,14 +93,15 @@ def debian_base(
     """
     from docker.errors import ImageNotFound
 
-    if python not in SUITES:
-        raise EngineError(f"no Debian release has Python {python}", nearest(python, list(SUITES)))
-    made_of = ((*PACKAGES, *more), tuple(EXCLUDED), tuple(FORGOTTEN))
-    recipe = BaseRecipe(SUITES[python], architecture or _architecture(), epoch, *made_of)
+    from launcher.images.oci.archive import load_archive
+    from launcher.images.oci.blocks import blocks_of
+    from launcher.images.oci.container import find_image
+
+    recipe = _recipe(epoch, python, more, architecture)
     found = (client and find_image(client, name)) or {"Config": {}}
     if recipe.labels.items() <= (found["Config"].get("Labels") or {}).items():
         return str(found["Id"])
-    made = (cache or settings().cache / "bases") / f"debian-{recipe.suite}-{recipe.key[:16]}.tar"
+    made = (cache or settings().cache / "bases") / recipe.file
     if not made.exists():
         _make(made, recipe, say)
     if not client:
@@ -115,6 +118,27 @@ def debian_base(
     return id
 
 
+def make_layer(cache: Path, say: Say) -> None:
+    """Make the layer of the usual base in `cache`, for `debian_base`; the standard library will do.
+
+    Raises EngineError.
+    """
+    recipe = _recipe(STANDIN_EPOCH)
+    with _alone(cache):
+        if not (cache / recipe.file).exists():
+            _layer(cache, recipe, say)
+
+
+def _recipe(
+    epoch: int, python: str = "3.11", more: Sequence[str] = (), architecture: str | None = None
+) -> BaseRecipe:
+    """What a base is made of. Raises EngineError where no Debian has that Python."""
+    if python not in SUITES:
+        raise EngineError(f"no Debian release has Python {python}", nearest(python, list(SUITES)))
+    made_of = ((*PACKAGES, *more), tuple(EXCLUDED), tuple(FORGOTTEN))
+    return BaseRecipe(SUITES[python], architecture or _architecture(), epoch, *made_of)
+
+
 def _architecture() -> str:
     """Debian's name for this machine's architecture."""
     if not shutil.which("dpkg"):
@@ -127,22 +151,49 @@ def _architecture() -> str:
     return subprocess.run(argv, capture_output=True, text=True, check=True).stdout.strip()
 
 
+@contextmanager
+def _alone(cache: Path) -> Iterator[None]:
+    """Wait until no other launcher makes a base in `cache`."""
+    cache.mkdir(parents=True, exist_ok=True)
+    handle = os.open(cache, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
+
+
 def _make(made: Path, recipe: BaseRecipe, say: Say) -> None:
     """Write the archive `made`; nothing half-made is left under that name."""
+    with _alone(made.parent):
+        if made.exists():
+            return
+        layer = _layer(made.parent, recipe, say)
+        architecture = GO_NAMES.get(recipe.architecture, recipe.architecture)
+        with owned.scratch(made.parent) as scratch:
+            whole = Path(scratch, "image.tar")
+            write_image(whole, layer, recipe.epoch, recipe.labels, architecture)
+            files.sync(whole)
+            files.rename(whole, made)
+        layer.unlink()
+
+
+def _layer(cache: Path, recipe: BaseRecipe, say: Say) -> Path:
+    """The layer of a base, made where it isn't there; whole under that name. Raises EngineError."""
+    layer = cache / f"{recipe.file}.layer"
+    if layer.exists():
+        return layer
     if os.geteuid() != 0:
         raise EngineError(
             "a Debian base can be made by root only",
             "Run as root, or make the base image available to the engine (docker pull or load).",
         )
     say(f"making a Debian base ({recipe.suite}) from the distribution's packages")
-    made.parent.mkdir(parents=True, exist_ok=True)
-    with owned.scratch(made.parent) as scratch:
-        layer, whole = Path(scratch, "layer.tar"), Path(scratch, "image.tar")
-        _bootstrap(layer, recipe, made.parent, say)
-        architecture = GO_NAMES.get(recipe.architecture, recipe.architecture)
-        write_image(whole, layer, recipe.epoch, recipe.labels, architecture)
-        files.sync(whole)
-        files.rename(whole, made)
+    with owned.scratch(cache) as scratch:
+        part = Path(scratch, "layer.tar")
+        _bootstrap(part, recipe, cache, say)
+        files.rename(part, layer)
+    return layer
 
 
 def write_image(
@@ -152,6 +203,11 @@ def write_image(
 
     `docker import` would stamp the current time into it, so that its ID would always be another.
     """
+    from launcher.images.oci.archive import archive, entry, layer_name
+    from launcher.images.oci.blocks import blocks_of, sha256_of
+    from launcher.images.oci.layout import compact, sha256
+    from launcher.images.oci.settle import iso
+
     with layer.open("rb") as file:
         digest = f"sha256:{sha256_of(blocks_of(file))}"
     created = iso(epoch)
