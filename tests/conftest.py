@@ -141,11 +141,17 @@ class CpuImages:
     bases: BaseNames
     tag: str = "cpu"
 
-    def build(self, megatron: str | None = None, checkout: Path | None = None) -> str:
+    def build(
+        self,
+        megatron: str | None = None,
+        checkout: Path | None = None,
+        extras: tuple[str, ...] = (),
+    ) -> str:
         """The image's name."""
         from launcher.images.builder.image import BuildRequest, Builds
 
-        request = BuildRequest(self.tag, megatron, checkout, self.bases.base, self.bases.builder)
+        names = (self.bases.base, self.bases.builder)
+        request = BuildRequest(self.tag, megatron, checkout, *names, extras=extras)
         return Builds(self.client, self.site, Progress(), NAMES).build(request).names[0]
 
 

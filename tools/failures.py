@@ -18,20 +18,21 @@ HEAD = """\
 # Known failures
 
 For people with a failed run: the failures that `launcher explain` knows, by family, and the first
-step against each. The end of a failed run names its cause in the same words.
+step against each. A failed run's last lines also name a failure and its cure by these words.
 
 ```sh
 launcher explain slurm-4711.out   # the log of any training: a run, a file, or - for standard input
 ```
 
-If a log has several causes, `explain` reports the first. The tables leave out
-errors of Python, libraries and tools whose own message says what is wrong. For such an error,
-`explain` prints its line, and a cure if it knows one.
+If a log has several failures, `explain` reports the first as the cause. The tables leave out errors
+whose own message says what is wrong. For such an error, `explain` prints its line, and a cure if it
+knows one.
 
 - \\*: often only a consequence. A rank writes this also after another rank has failed, so `explain`
-  reports it only if the log has no other cause.
+  reports it as the cause only if the log has no other failure.
 - In brackets: the first release that writes this message.
-- A list below a table: failures with several possible causes. `explain` prints all cures.
+- A list below a table: each of these failures can have several causes. `explain` prints a cure for
+  each cause.
 """
 SAYS_ITSELF = "What an error says itself"
 TABLE = "| failure | first step |\n|---|---|\n"

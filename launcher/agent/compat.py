@@ -8,11 +8,12 @@ from __future__ import annotations
 import functools
 import inspect
 import os
+import pickle
+import queue
 from argparse import Namespace
 from collections.abc import Mapping
 from typing import Any
 
-from launcher.agent.ranks import rank
 from launcher.agent.ranks.ending import OptionError
 from launcher.agent.series import has, since
 
@@ -165,18 +166,35 @@ def prepare() -> None:
     filesystem._write_item = adapted
 
 
-def fork_collector() -> None:
-    """Start the process that collects what a save has written; call before there are threads.
+class WriteResults:
+    """What a writing process reports, in memory that it inherits: Megatron's queue, for one item."""
 
-    Megatron spawns it at the first save, where it imports torch again: 3.7 s on each rank.
-    """
-    from multiprocessing import get_context, managers
+    def __init__(self) -> None:
+        self.descriptor = os.memfd_create("results")
 
+    def put(self, results: Any) -> None:
+        """Keep these for `get_nowait`."""
+        with open(self.descriptor, "wb", closefd=False) as file:
+            file.seek(0)
+            pickle.dump(results, file)
+
+    def get_nowait(self) -> Any:
+        """What was put since the last time; raises `queue.Empty` where nothing was."""
+        with open(self.descriptor, "r+b", closefd=False) as file:
+            file.seek(0)
+            kept = file.read()
+            file.truncate(0)
+        if not kept:
+            raise queue.Empty
+        return pickle.loads(kept)
+
+
+def collect_results() -> None:
+    """Replace the queue of Megatron's writers: a process that imports torch, 3 s of CPU a rank."""
     from megatron.core.dist_checkpointing.strategies import filesystem_async
 
-    manager = managers.SyncManager(ctx=get_context("fork"))
-    manager.start(rank.end_with_parent)
-    filesystem_async._results_queue = manager.Queue()
+    if hasattr(os, "memfd_create") and filesystem_async._results_queue is None:
+        filesystem_async._results_queue = WriteResults()
 
 
 def async_saving() -> tuple[Any, dict[str, Any]]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
-import importlib.util
 import json
 import os
 import queue
@@ -18,28 +17,38 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from launcher.agent import diverged, start
 from launcher.agent.checkpoints import folders, lineage
 from launcher.agent.checkpoints.hold import FolderHeldError, Hold
 from launcher.agent.checkpoints.retention import Retention
-from launcher.agent.ranks import alike, bus, driver, oom, rank, signals, stacks
-from launcher.agent.ranks.job import JobRefusal, MismatchError, RankJob, nsys, parse, read_secrets
-from launcher.agent.ranks.peers import PeerNodes, RemoteFailure
+from launcher.agent.ranks import bus, driver, oom, rank, signals, stacks
+from launcher.agent.ranks.job import (
+    DeviceCheck,
+    JobRefusal,
+    MismatchError,
+    RankJob,
+    parse,
+    read_secrets,
+)
+from launcher.agent.ranks.peers import PeerNodes, RanksRefused, RemoteFailure
 from launcher.agent.stall import stall
-from launcher.agent.words import ASK, DIVERGED, NEEDS, REFUSES, STOPPED, say
+from launcher.agent.words import ASK, DIVERGED, REFUSES, STOPPED, say
+
+if TYPE_CHECKING:
+    from launcher.agent.ranks.alike import LinkedNodes
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP)
 """Those that ask a run to stop; SIGHUP not where it was ignored from the beginning (nohup)."""
 
-GPT = ("-m", "launcher.trainer.gpt")
 SETTLE_SECONDS = 1.0
 """How long ranks that outlive a failed one have to fail, and say why, by themselves."""
 
-ASK_SECONDS = 120.0
-"""How long Megatron may take to be imported, and to judge its options."""
+ASK_SECONDS, CHECK_SECONDS = 120.0, 60.0
+"""How long Megatron has to judge its options; and a rank's end waits for the check of its GPUs."""
 
 TERMINATION_SECONDS = 5.0
 """How long they then have between SIGTERM and SIGKILL."""
@@ -64,11 +73,6 @@ class SignalRequest:
     why: str = ""
 
 
-@dataclass(frozen=True)
-class FolderTakenOver(RemoteFailure):
-    """Another run has taken over the folder that this one saves to: the ranks may not save."""
-
-
 Event = Exit | SignalRequest | RemoteFailure
 
 
@@ -82,7 +86,7 @@ def _start(
     become = ("-I", "-S", rank.__file__)
     before = (*become, str(os.getpid()))
     under = {
-        n: (*nsys(job.profile, job.rank(n)), sys.executable, *become, str(_own(log_dir, n)))
+        n: (*job.tracer(n), sys.executable, *become, str(_own(log_dir, n)))
         for n in range(job.processes)
         if job.traces(n)
     }
@@ -127,8 +131,9 @@ class RankWatch:
         collector: stall.Collector | None = None,
         peers: PeerNodes | None = None,
         log_dir: str = "",
+        check: DeviceCheck | None = None,
     ) -> None:
-        self.log_dir = log_dir
+        self.log_dir, self.check = log_dir, check
         self.job = job
         self.ranks = ranks
         self.events = events
@@ -172,8 +177,8 @@ class RankWatch:
     def _handle(self, event: Event) -> None:
         if isinstance(event, Exit):
             self._ended(event)
-        elif isinstance(event, FolderTakenOver):
-            self._lost(event)
+        elif isinstance(event, RanksRefused):
+            self._refused(event)
         elif isinstance(event, RemoteFailure):
             self._missed(event)
         elif event.signum == stacks.SIGNAL:
@@ -188,6 +193,11 @@ class RankWatch:
 
     def _ended(self, event: Exit) -> None:
         self.running.discard(event.local_rank)
+        if self.check and not self.stopping:  # it may know why, and counts also where all is done
+            self.check.join(CHECK_SECONDS)
+            if self.check.unfit:
+                self._refused(RanksRefused(self.check.unfit))
+            self.check = None
         if event.code == 0 or self.first_failure or self.elsewhere:
             return
         self.first_failure = event
@@ -213,13 +223,15 @@ class RankWatch:
             self.elsewhere = other
             self._later(SETTLE_SECONDS, self._terminate)
 
-    def _lost(self, lost: FolderTakenOver) -> None:
+    def _refused(self, refusal: RanksRefused) -> None:
         """Kill the ranks: on SIGTERM they would save."""
-        say(lost.why)
-        self.elsewhere = self.elsewhere or lost
+        if refusal == self.elsewhere:
+            return
+        say(refusal.why)
+        self.elsewhere = self.elsewhere or refusal
         if self.peers:
-            self.peers.failed(lost.why, lost.code)
-        self._kill("they may not save there")
+            self.peers.failed(refusal.why, refusal.code)
+        self._kill(refusal.killing)
 
     def _report(self, ranks: Mapping[int, int]) -> None:
         """Say where the ranks are; meanwhile they may end, and be asked to stop."""
@@ -260,8 +272,9 @@ class RankWatch:
         return self.ranks[local_rank].pid
 
     def _kill(self, why: str) -> None:
-        ranks = ", ".join(str(self.job.rank(n)) for n in sorted(self.running))
-        say(f"killing rank {ranks}: {why}")
+        if why:
+            ranks = ", ".join(str(self.job.rank(n)) for n in sorted(self.running))
+            say(f"killing rank {ranks}: {why}")
         self._signal_all(signal.SIGKILL, self.running)
 
     def _signal_all(self, signum: signal.Signals, local_ranks: Iterable[int]) -> None:
@@ -291,7 +304,7 @@ def run(job: RankJob, environ: Mapping[str, str]) -> int:
         saver, met = _ready(job, environ, events, held)
         if not events.empty():
             first = events.get()
-            return first.code if isinstance(first, FolderTakenOver) else 128 + first.signum
+            return first.code if isinstance(first, RanksRefused) else 128 + first.signum
         written: Any = None
         if job.profile:  # what reads traces takes a while to import
             from launcher.agent import traces
@@ -306,7 +319,9 @@ def run(job: RankJob, environ: Mapping[str, str]) -> int:
             found = {**found, **driver.for_triton(environ, Path(log_dir, "driver"))}
         ranks = _start(job, environ, log_dir, {**found, **collector.variables, **saver})
         signals.catch([stacks.SIGNAL])
-        watch = RankWatch(job, ranks, events, collector, peers, log_dir)
+        alone = not (met or job.cpu)
+        check = DeviceCheck(job, lambda why: events.put(RanksRefused(why))) if alone else None
+        watch = RankWatch(job, ranks, events, collector, peers, log_dir, check)
         code = watch.wait()
         own = diverged.noted(log_dir)
     if peers and code == 0 and (first := peers.done(own)) and not own:
@@ -343,7 +358,7 @@ def _ready(
     environ: Mapping[str, str],
     events: queue.SimpleQueue[Any],
     held: contextlib.ExitStack,
-) -> tuple[Mapping[str, str], alike.LinkedNodes | None]:
+) -> tuple[Mapping[str, str], LinkedNodes | None]:
     """The signal for ranks to save, and for the other nodes, where there are any.
 
     The folder that is saved to is `held`. Raises `JobRefusal` where this node, or another one,
@@ -352,40 +367,27 @@ def _ready(
     saver: Mapping[str, str] = {}
     refusal, visible = "", 0
     try:
-        _check_packages(job, environ)
+        job.check_packages(environ)
         if not job.cpu:
             if why := driver.unused_compatibility(environ):
                 say(why)
-            visible = job.check_devices()
+            if job.nodes > 1:  # a single one checks them beside its ranks' start
+                visible = job.check_devices()
         if any(map(job.traces, range(job.processes))) and not shutil.which("nsys"):
             raise MismatchError(
                 "nsys isn't in this image: NVIDIA's have it, or profile.tool: torch"
             )
-        saver = _hold(
-            job, environ, lambda why: events.put(FolderTakenOver(why, MismatchError.code)), held
-        )
+        taken = partial(RanksRefused, killing="they may not save there")
+        saver = _hold(job, environ, lambda why: events.put(taken(why)), held)
     except MismatchError as unable:
         if job.nodes == 1:
             raise
         refusal = str(unable)
     if job.nodes == 1:
         return saver, None
+    from launcher.agent.ranks import alike  # with all that nodes meet by
+
     return saver, alike.look(job, environ, visible, lambda: not events.empty(), refusal)
-
-
-def _check_packages(job: RankJob, environ: Mapping[str, str]) -> None:
-    """Raise `MismatchError` where this Python lacks what each rank would end for."""
-    wanted = {"torch": "another image, or another Python by image.python"}
-    if job.program[:2] == GPT and not job.checkout:
-        wanted["megatron.core"] = "an image that has it, or --source PATH, a checkout"
-    says = {name: f"take {instead}" for name, instead in wanted.items()}
-    for name, why in (says | json.loads(environ.get(NEEDS, "{}"))).items():
-        try:
-            found = importlib.util.find_spec(name)
-        except ModuleNotFoundError:  # nor the package that it is in
-            found = None
-        if found is None:
-            raise MismatchError(f"{sys.executable} has no {name}: {why}")
 
 
 def _hold(

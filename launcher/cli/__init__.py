@@ -190,7 +190,7 @@ def _tell_unforeseen(error: Exception, argv: list[str]) -> int:
     from launcher.base.yamlfile import printable
 
     what = printable(f"{type(error).__name__}: {error}".rstrip(": "))
-    told = f"launcher: {_doing(argv)}: an error that nobody foresaw: {what}"
+    told = f"launcher: {_doing(argv)}: an unexpected error: {what}"
     try:
         kept, name = tempfile.mkstemp(prefix="megatron-launchpad-", suffix=".txt")
         with open(kept, "w", encoding="utf-8", errors="backslashreplace") as file:

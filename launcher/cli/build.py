@@ -118,7 +118,7 @@ def _tell_failed(failed: Sequence[tuple[str, LauncherError]]) -> int:
     image("IMAGE", "in place of the row's base, as of `image build`", "--base"),
     BUILDER,
     flag("--keep", "keep what was built for this, and print its name"),
-    flag("--diffoscope", "wait for diffoscope, which is else ended after a minute"),
+    flag("--diffoscope", "wait for diffoscope without a limit, not only a minute"),
     epilog=VERIFY_EXIT_CODES,
     formatter_class=argparse.RawDescriptionHelpFormatter,
 )
@@ -239,7 +239,7 @@ def _take(args: Namespace, site: Settings, progress: Progress) -> int:
     if client:
         bundle.load_images(folder, index, client, progress)
     for tag, lacks in bundle.unmet(index, site):
-        progress.note(f"{tag}: the lock here wants what the bundle doesn't have: {lacks}")
+        progress.note(f"{tag}: the bundle lacks what the lock here names: {lacks}")
     images = len(index.images) if client else 0
     count = sum(file.path.startswith("sha256/") for file in index.files)
     print(

@@ -22,7 +22,7 @@ SOURCE = argument("source", "a run, or a folder with a checkpoint", "RUN|FOLDER"
 NAMED = (argument("--tokenizer-type", "if it isn't recorded", choices=TYPES), *TOKENIZER[1:4])
 FORMATS = ("torch_dist", "mp_rank")
 ABOVE_0 = partial(count, least=1)
-BEHIND = "Optimizer states stay behind: training goes on from the weights alone."
+BEHIND = "Optimizer states aren't carried over: training continues with the weights alone."
 
 
 def _size(text: str) -> int:
@@ -91,7 +91,7 @@ def export(args: Namespace) -> int:
     _tell(done, f"{done.shape.family} of {source.folder}")
     if not chosen:
         print("no tokenizer's files: name them with --tokenizer-type and its options")
-    print(f"the optimizer's state stays behind, in {source.folder}")
+    print(f"the optimizer's state isn't carried over from {source.folder}")
     return 0
 
 
@@ -111,7 +111,7 @@ def import_(args: Namespace) -> int:
 
     done = convert.import_(args.source, args.output, args.make_vocab_size_divisible_by)
     _tell(done, f"{done.shape.family} of {args.source}")
-    print("no optimizer's state comes with them: training begins at iteration 0, from the weights")
+    print("the optimizer's state isn't imported: training begins at iteration 0")
     return 0
 
 
@@ -134,7 +134,7 @@ def convert(args: Namespace) -> int:
     kinds = ("tensor", "pipeline", "expert")
     layout = {kind: getattr(args, f"{kind}_model_parallel_size") for kind in kinds}
     _tell(convert.convert(saved, args.output, args.format, layout), str(saved.folder))
-    print(f"the optimizer's state stays behind, in {saved.folder}")
+    print(f"the optimizer's state isn't carried over from {saved.folder}")
     return 0
 
 

@@ -158,7 +158,7 @@ def _in_parts(args: Namespace) -> int:
 
     if args.shard or args.slurm < 1:
         raise UsageError(
-            "--slurm N divides the job itself: N is at least 1, and there's no --shard"
+            "--slurm N divides the job itself: N is at least 1, and --shard isn't given"
         )
     prefix = _target(args.output).absolute()
     command = [sys.executable, "-m", "launcher", *args.given, "--slurm=0"]

@@ -279,7 +279,7 @@ def _agreed(args: Namespace, count: int, what: str, size: int) -> bool:
     if args.yes:
         return True
     if not sys.stdin.isatty():
-        raise UsageError("nothing was removed: there is nobody to ask", "Say --yes.")
+        raise UsageError("nothing was removed: no terminal to ask on", "Say --yes.")
     print("Remove them? [y/N] ", end="", file=sys.stderr, flush=True)
     if sys.stdin.readline().strip().lower() in ("y", "yes"):
         return True

@@ -128,7 +128,7 @@ def _given(pairs: list[str]) -> dict[str, str]:
     for pair in pairs:
         name, equals, value = pair.partition("=")
         if not equals or not re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII):
-            raise UsageError(f"{pair}: no NAME=VALUE", "The script's arguments stand behind --.")
+            raise UsageError(f"{pair}: no NAME=VALUE", "The script's arguments must follow --.")
         found[name] = value
     return found
 

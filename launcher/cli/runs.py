@@ -218,7 +218,7 @@ def exec(args: Namespace) -> int:
 
     if args.words:
         raise UsageError(
-            f"exec {args.run} {args.words[0]}: the command stands after --",
+            f"exec {args.run} {args.words[0]}: the command must follow --",
             f"launcher exec {args.run} -- {shlex.join([*args.words, *args.rest])}",
         )
     chosen, job = find.job(args.run)
@@ -344,7 +344,7 @@ def runs(args: Namespace) -> int:
         print(table([KEPT, *map(_row, found)]), end="")
         unseen = {run.run for run in found if run.state == UNKNOWN} & {job.run for _, job in jobs}
         for run in sorted(unseen):
-            tell(f"run {run} ended with nobody following it; how: launcher attach {run}")
+            tell(f"run {run} ended while no launcher followed it; see: launcher attach {run}")
     return _tell_silent(silent)
 
 

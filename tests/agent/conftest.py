@@ -25,7 +25,7 @@ from tests.conftest import missing
 
 ROOT = Path(__file__).parents[2]
 
-SetGpus = Callable[[int], None]
+SetGpus = Callable[..., None]
 
 TINY = (
     "--num-layers 2 --hidden-size 32 --num-attention-heads 4 --seq-length 32 --vocab-size 100 "
@@ -108,12 +108,15 @@ runner asks of it."""
 
 @pytest.fixture
 def gpus(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> SetGpus:
-    """Lets the runner find so many GPUs. Ranks whose program needs no torch start at once there."""
+    """Lets the runner find so many GPUs, once torch has run the code `before`.
+
+    Ranks whose program needs no torch start at once there.
+    """
     folder = tmp_path_factory.mktemp("gpus")
     monkeypatch.setenv("PYTHONPATH", str(folder), prepend=os.pathsep)
 
-    def there(number: int) -> None:
-        (folder / "torch.py").write_text(TORCH.format(gpus=number))
+    def there(number: int, before: str = "") -> None:
+        (folder / "torch.py").write_text(before + TORCH.format(gpus=number))
 
     return there
 

@@ -5,21 +5,19 @@ from __future__ import annotations
 import os
 import pickle
 import shutil
-import sys
 import tempfile
 import zipfile
 from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import IO, Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from launcher.agent import compat
 from launcher.agent.checkpoints import contents, folders, lineage, pickles
 
 RUN = "0a1b2c3d"
@@ -365,16 +363,3 @@ def test_retention_keeps_the_newest(complete: set[int], cut: set[int], keep: st.
         left = {each.iteration for each in [*folders.newest_first(root)][::-1] if not each.problem}
         assert left == set(sorted(complete)[-number:])
         assert set(problems(root)) >= {folders.folder(root, n).name for n in cut - complete}
-
-
-def test_a_fork_collects_what_a_save_has_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A spawned process imports all that it needs again: torch, at a first save on each rank."""
-    strategies = "megatron.core.dist_checkpointing.strategies"
-    writer, here = ModuleType("filesystem_async"), ModuleType("made_here")
-    here.Result = type("Result", (), {"__module__": "made_here"})  # type: ignore[attr-defined]
-    package = SimpleNamespace(filesystem_async=writer)
-    for name, module in ((strategies, package), ("made_here", here)):
-        monkeypatch.setitem(sys.modules, name, module)  # type: ignore[arg-type]
-    compat.fork_collector()
-    writer._results_queue.put(here.Result())
-    assert isinstance(writer._results_queue.get(), here.Result)

@@ -352,12 +352,42 @@ def test_who_killed_for_memory_is_said(
     )
 
 
-def test_refusal_starts_nothing(gpus: SetGpus, tmp_path: Path) -> None:
-    gpus(0)
-    done = python(*runner_command(2, sleeper(tmp_path), cpu=False)[1:])
-    assert done.returncode == 121
-    assert done.stderr.startswith("runner: no CUDA device is visible: give --cpu")
-    assert done.stdout == ""
+ONCE_STARTED = """
+import os, time
+until = time.monotonic() + 60
+while not os.path.exists({file!r}) and time.monotonic() < until:
+    time.sleep(0.02)
+time.sleep(0.3)  # a rank that ends at once is heard of first
+"""
+
+
+@pytest.mark.parametrize(
+    ("there", "then", "code", "lines"),
+    [
+        (1, "time.sleep(600)", 121, ["2 processes on 1 visible CUDA devices: make them equal"]),
+        (0, "sys.exit(3)", 121, ["no CUDA device is visible: give --cpu to run on the CPU"]),
+        (0, "sys.exit(0)", 121, ["no CUDA device is visible: give --cpu to run on the CPU"]),
+        (2, "sys.exit(3)", 3, ["rank 1 exited with code 3"]),
+        (2, "sys.exit(0)", 0, []),
+    ],
+)
+def test_gpus_are_checked_while_ranks_start(
+    gpus: SetGpus, tmp_path: Path, there: int, then: str, code: int, lines: list[str]
+) -> None:
+    """The check, here as slow as it can be, neither delays the ranks nor comes after their end."""
+    started = str(tmp_path / "started")
+    gpus(there, ONCE_STARTED.format(file=started))
+    first = "sys.exit(0)" if code == 3 else then  # of several that fail any may be the first
+    program = "import os, sys, time\nif os.environ['RANK'] == '1':\n"
+    program += f"    open({started!r}, 'w').close()\n    {then}\n{first}\n"
+    (tmp_path / "program.py").write_text(program)
+    before = time.monotonic()
+    done = python(*runner_command(2, str(tmp_path / "program.py"), cpu=False)[1:])
+    assert time.monotonic() - before < 60, "the ranks waited for the check"
+    assert done.returncode == code
+    told = done.stderr.splitlines()
+    assert len(told) == len(lines), told
+    assert all(map(str.startswith, told, [f"runner: {line}" for line in lines])), told
 
 
 NSYS = """import os, signal, sqlite3, subprocess, sys
@@ -468,7 +498,7 @@ def test_a_run_without_what_its_options_import_starts_no_rank(
     monkeypatch.setitem(sys.modules, "torch", sys)  # whatever is there for it
     environ = {NEEDS: json.dumps({module: "run.yaml:3: data.x needs it. EXTRAS=y"})}
     with nullcontext() if there else pytest.raises(MismatchError) as caught:
-        runner._check_packages(job("--", "program.py"), environ)
+        job("--", "program.py").check_packages(environ)
     assert not caught or str(caught.value).endswith(
         f"has no {module}: run.yaml:3: data.x needs it. EXTRAS=y"
     )

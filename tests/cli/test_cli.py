@@ -98,7 +98,7 @@ def test_an_error_that_nobody_foresaw_is_one_line_and_a_private_file(
     said = capsys.readouterr().err
     (kept,) = tmp_path.iterdir()
     assert said == (
-        "launcher: image build: an error that nobody foresaw: "
+        "launcher: image build: an unexpected error: "
         f"KeyError: 'a\\nb\\x1b[2J'; its traceback: {kept}\n"
     )
     assert kept.stat().st_mode & 0o777 == 0o600
@@ -112,7 +112,7 @@ def test_an_unforeseen_error_is_told_where_nothing_can_be_kept(
     fail(monkeypatch, RecursionError())
     assert cli.main(["ps"]) == 70
     assert capsys.readouterr().err == (
-        "launcher: ps: an error that nobody foresaw: RecursionError; its traceback: "
+        "launcher: ps: an unexpected error: RecursionError; its traceback: "
         "can't be kept (No such file or directory): LAUNCHER_TRACEBACK=1 prints it\n"
     )
 

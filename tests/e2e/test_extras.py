@@ -16,15 +16,18 @@ import pytest
 import sentencepiece
 import tokenizers
 
+from launcher.base.errors import BuildError
 from launcher.base.screen import Progress
 from launcher.base.settings import ROOT, Settings
 from launcher.images.builder import beside, verify
 from launcher.images.builder.image import BuildRequest, Builds
+from launcher.images.engine.connect import engine_host
 from launcher.images.matrix.load import load_lock, load_matrix
 from launcher.images.sources.fetch import wheels
 from tests.conftest import NAMES
 from tests.e2e.command import built, in_image, launcher, layers, matrix_folder, refused, tarred
 from tests.e2e.site import Site
+from tests.e2e.test_bundle import NOWHERE
 from tests.e2e.test_source_path import CHECKOUT
 
 if TYPE_CHECKING:
@@ -149,6 +152,55 @@ def test_an_image_with_extras_goes_into_a_bundle_with_their_lock(
     assert json.loads((Path(there) / "bundle.json").read_text())["rows"][0]["extras"] == [
         "tiktoken"
     ]
+
+
+def test_what_was_fetched_builds_an_image_with_extras_where_nothing_can_be(
+    builds: Builds, base: str, bases: BaseNames, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`fetch` could leave out the wheels of extras, and the build would look for an index."""
+    wanted = BuildRequest("24.10", base=base, builder=bases.builder, extras=("tiktoken",))
+    first, cache = builds.build(wanted), tmp_path / "cache"
+    env = {"LAUNCHER_MATRIX": str(builds.site.matrix), "LAUNCHER_EXTRAS": str(builds.site.extras)}
+    instead = ("--base", base, "--builder", bases.builder, "--extras", "tiktoken")
+    done = launcher("fetch", "24.10", *instead, "--no-images", **env, LAUNCHER_CACHE=str(cache))
+    assert done.returncode == 0, done.stderr
+    for name, value in NOWHERE.items():
+        monkeypatch.setenv(name, value)
+    again = replace(wanted, no_cache=True)
+    with pytest.raises(BuildError):
+        replace_cache(builds, tmp_path / "empty").build(again)
+    assert replace_cache(builds, cache).build(again).id == first.id
+
+
+def replace_cache(builds: Builds, cache: Path) -> Builds:
+    """Builds into another cache, which has only what was fetched into it."""
+    return replace(builds, site=replace(builds.site, cache=cache))
+
+
+def test_an_image_with_extras_goes_thin_to_an_engine_that_has_its_base(
+    engine: DockerClient,
+    elsewhere: DockerClient,
+    builds: Builds,
+    base: str,
+    bases: BaseNames,
+    tmp_path: Path,
+) -> None:
+    """Two layers of ours lie on the base, not one; each of them has to go along."""
+    wanted = BuildRequest("24.10", base=base, builder=bases.builder, extras=("tiktoken",))
+    made, folder = builds.build(wanted), str(tmp_path / "thin")
+    saved = launcher("image", "save", made.names[-1], "--thin", "-o", folder)
+    assert saved.returncode == 0, saved.stderr
+    there = {"DOCKER_HOST": engine_host(elsewhere)}
+    refused(launcher("image", "load", "--all-tags", folder, **there), 125, base)
+    elsewhere.api.load_image(engine.api.get_image(base))
+    loaded = launcher("image", "load", "--all-tags", folder, **there)
+    assert loaded.returncode == 0, loaded.stderr
+    assert elsewhere.api.inspect_image(made.names[-1])["Id"] == made.id
+    assert "/opt/extras/lib" in in_image(
+        elsewhere, made.id, "python3", "-c", WHERE.format("tiktoken")
+    )
+    sbom = json.loads((tmp_path / "thin/documents" / beside.SBOM).read_text())
+    assert "tiktoken" in {one["name"] for one in sbom["components"]}
 
 
 TORCH = load_matrix().rows["cpu"].torch

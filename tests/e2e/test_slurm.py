@@ -11,12 +11,13 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from launcher.base.settings import Settings
-from tests.conftest import missing
+from launcher.base.settings import ROOT, Settings
+from tests.conftest import CpuImages, missing
 from tests.e2e.site import RUNNER, Site, leaves_to_others, program, until
 from tests.e2e.slurm import cluster
 from tests.e2e.test_compose import COUNTING, FAILING
@@ -196,7 +197,7 @@ def test_a_bad_node_is_named_remembered_and_left_out(
     for _ in range(2):
         started = here.done("run", "run.yaml", "--backend", "slurm")
         assert started.process.returncode == 1, started
-        assert "the node n0 is to blame: a GPU is broken" in started.err
+        assert "the node n0 caused it: a GPU is broken" in started.err
     listed = here.done("nodes").out.splitlines()
     assert [line.split()[:3] for line in listed[1:]] == [["n0", "2", "2"]]
     again = here.done("run", "run.yaml", "--backend", "slurm")
@@ -553,6 +554,31 @@ def test_an_image_trains_on_two_nodes(here: OnCluster, image: str, container: st
     again = here.done("resume", run, *ends)
     assert again.process.returncode == 0, again
     assert [int(number) for number, _ in LOSS.findall(again.out)] == [at + 1, at + 2]
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+def test_an_option_starts_in_an_image_with_its_package_and_nowhere_else(
+    here: OnCluster, cpu_images: CpuImages, image: str
+) -> None:
+    """Where the image has W&B, the plan, the node and the program must all see it."""
+    locks = here.folder / "locks"
+    shutil.copytree(ROOT / "extras", locks)
+    own = replace(cpu_images, site=replace(cpu_images.site, extras=locks))
+    having = own.build(extras=("wandb",))
+    wandb = {"wandb_project": "p", "wandb_exp_name": "e", "wandb_save_dir": "wandb"}
+    config = {"logging": {**TINY["logging"], **wandb}, "env": {"WANDB_MODE": "offline"}}
+    here.write(training(image, 2) | config)
+    refused = here.done("run", "run.yaml", "--backend", "slurm")
+    assert refused.process.returncode == 121, refused
+    assert "logging.wandb_project: p needs the Python package wandb, which isn't in" in refused.err
+    assert "pip install wandb" in refused.err
+    assert not list((here.folder / "runs").glob("*/job.sh"))
+    here.write(training(having, 2) | config)
+    started = here.start("run", "run.yaml", "--backend", "slurm")
+    assert started.ends(900) == 0, started
+    (run,) = (here.folder / "wandb").rglob("offline-run-*/*.wandb")
+    assert b"lm loss" in run.read_bytes()
 
 
 @pytest.mark.long

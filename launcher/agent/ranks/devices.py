@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
 from collections.abc import Sequence
 
 from launcher.agent import start
+from launcher.agent.ranks import rank
 
 ARCH = r"(sm|compute)_(\d+)(\d)([af]?)"
 Device = tuple[str, tuple[int, int]]
@@ -47,10 +49,11 @@ def problem(devices: Sequence[Device], arch_list: Sequence[str]) -> str:
 def look() -> tuple[list[Device], list[str]]:
     """The visible GPUs, none where there is no driver, and torch's list of architectures.
 
-    A process of its own asks torch: one that does holds GPU memory until it ends. Raises
-    `RuntimeError` where CUDA can't be started.
+    A process of its own asks torch: one that does holds GPU memory until it ends. It ends with this
+    thread. Raises `RuntimeError` where CUDA can't be started.
     """
-    command = [sys.executable, start.__file__, "ranks.devices"]
+    command = [sys.executable, "-I", "-S", rank.__file__, str(os.getpid())]
+    command += [sys.executable, start.__file__, "ranks.devices"]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
     try:
         told = json.loads(done.stdout.splitlines()[-1])

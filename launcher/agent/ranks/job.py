@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
+import json
 import os
 import re
 import shutil
 import socket
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from threading import Thread
 
 from launcher.agent import start
 from launcher.agent.ranks import devices
-from launcher.agent.words import say
+from launcher.agent.words import NEEDS, say
+
+GPT = ("-m", "launcher.trainer.gpt")
 
 LONGEST_VARIABLE = 128 * 1024
 """Bytes of a variable that the kernel passes on, with its name and an end (MAX_ARG_STRLEN)."""
@@ -74,6 +79,18 @@ class RankJob:
         """Whether a rank runs under nsys."""
         return self.profile is not None and self.rank(local_rank) in self.nsys
 
+    def tracer(self, local_rank: int) -> tuple[str, ...]:
+        """Begins a rank's command for nsys to trace what it asks CUDA's profiler for.
+
+        As Megatron's help of --profile has it, but that the rank goes on when the steps are over.
+        nsys passes SIGTERM on and ends before the rank has: that is for the rank's own process.
+        """
+        return (
+            *(shutil.which("nsys") or "nsys", "profile", "--trace=cuda,nvtx", "--sample=none"),
+            *("--capture-range=cudaProfilerApi", "--capture-range-end=stop"),
+            *("--force-overwrite=true", f"--output={self.profile}/rank-{self.rank(local_rank)}"),
+        )
+
     def check_devices(self) -> int:
         """How many CUDA devices are visible.
 
@@ -97,6 +114,20 @@ class RankJob:
         if problem := devices.problem(found, arch_list):
             raise MismatchError(problem)
         return visible
+
+    def check_packages(self, environ: Mapping[str, str]) -> None:
+        """Raise `MismatchError` where this Python lacks what each rank would end for."""
+        wanted = {"torch": "another image, or another Python by image.python"}
+        if self.program[:2] == GPT and not self.checkout:
+            wanted["megatron.core"] = "an image that has it, or --source PATH, a checkout"
+        says = {name: f"take {instead}" for name, instead in wanted.items()}
+        for name, why in (says | json.loads(environ.get(NEEDS, "{}"))).items():
+            try:
+                found = importlib.util.find_spec(name)
+            except ModuleNotFoundError:  # nor the package that it is in
+                found = None
+            if found is None:
+                raise MismatchError(f"{sys.executable} has no {name}: {why}")
 
     def command(self) -> list[str]:
         """What each rank runs: this Python, unbuffered so that logs don't lag."""
@@ -131,17 +162,20 @@ class RankJob:
         return {name: str(value) for name, value in {**ranks, **kept}.items()}
 
 
-def nsys(folder: Path | None, rank: int) -> tuple[str, ...]:
-    """What a rank's command begins with for nsys to trace what it asks CUDA's profiler for.
+class DeviceCheck(Thread):
+    """Runs `check_devices` beside the ranks' start; `refuse` is called where GPUs are `unfit`."""
 
-    As Megatron's help of --profile has it, but that the rank goes on when the steps are over.
-    nsys passes SIGTERM on and ends before the rank has: that is for the rank's own process.
-    """
-    return (
-        *(shutil.which("nsys") or "nsys", "profile", "--trace=cuda,nvtx", "--sample=none"),
-        *("--capture-range=cudaProfilerApi", "--capture-range-end=stop", "--force-overwrite=true"),
-        f"--output={folder}/rank-{rank}",
-    )
+    def __init__(self, job: RankJob, refuse: Callable[[str], object]) -> None:
+        super().__init__(daemon=True)
+        self.job, self.refuse, self.unfit = job, refuse, ""
+        self.start()
+
+    def run(self) -> None:
+        try:
+            self.job.check_devices()
+        except MismatchError as found:
+            self.unfit = str(found)
+            self.refuse(self.unfit)
 
 
 def _parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:

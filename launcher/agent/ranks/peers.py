@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from threading import Lock, Thread
 
+from launcher.agent.ranks.job import MismatchError
 from launcher.agent.ranks.rendezvous import Link, Rendezvous, ready
 
 GONE_CODE = 1
@@ -25,6 +26,17 @@ class RemoteFailure:
 
     why: str
     code: int
+
+
+@dataclass(frozen=True)
+class RanksRefused(RemoteFailure):
+    """This node's ranks may not go on, since another run has their folder or GPUs don't fit them.
+
+    killing: why they are killed, where `why` doesn't say it.
+    """
+
+    code: int = MismatchError.code
+    killing: str = ""
 
 
 class PeerNodes:

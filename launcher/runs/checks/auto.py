@@ -18,10 +18,10 @@ LEAST = 16 * GB
 TURING, MOST_TURING = (7, 5), 48 * GB
 """The newest GPUs without bf16, and the memory of the largest, the Quadro RTX 8000."""
 
-NOT_KNOWN = "those of the run aren't known here"
+NOT_KNOWN = "the run's GPUs aren't known here"
 UNKNOWN = {
-    "fp16": f"which every GPU since Volta has: {NOT_KNOWN}",
-    "bf16": f"which all GPUs that hold the model have: {NOT_KNOWN}",
+    "fp16": f"which every GPU since Volta supports: {NOT_KNOWN}",
+    "bf16": f"which all GPUs that are large enough for the model support: {NOT_KNOWN}",
 }
 
 
@@ -58,7 +58,7 @@ def decide(run: Resolved, visible: Sequence[Gpu]) -> tuple[Resolved, list[str]]:
     if not sizes or not total or fitting[:1] == [sizes[0][0]]:
         return run, notes
     size, most = (fitting or [sizes[-1][0]])[0], sizes[0]
-    has = "the GPU has" if visible else "those of the run, unknown here, are taken to have"
+    has = "the GPU has" if visible else "the run's GPUs aren't known here, but have at least"
     why = f"{most[0]} needs about {most[1] / GB:.1f} GB, and {has} {total / GB:.1f}"
     if not (visible or fitting):
         why = f"the smallest, which needs about {sizes[-1][1] / GB:.1f} GB; {NOT_KNOWN}"

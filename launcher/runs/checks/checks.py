@@ -111,7 +111,7 @@ def preflight(
         Finding(
             f"{origin.place('data.path')}: {dataset.problem}",
             "Megatron would stop, or read other tokens than were written.",
-            "Make the two again from the text, or copy both anew.",
+            "Make both files again from the text, or copy both again.",
         )
         for dataset in machine.datasets
         if dataset.problem
@@ -132,7 +132,7 @@ def enforce(findings: Sequence[Finding]) -> None:
             print(f"launcher: warning: {finding}", file=sys.stderr, flush=True)
     refusals = [str(finding) for finding in findings if finding.refuse]
     if refusals:
-        raise PreflightError("\n".join(refusals), "--no-preflight starts it all the same.")
+        raise PreflightError("\n".join(refusals), "--no-preflight starts it anyway.")
 
 
 def _with_rest(config: RunConfig, plan: Plan) -> RunConfig:
@@ -279,7 +279,7 @@ def _code_is_there(visible: Sequence[Gpu], cuda: str | None) -> Iterator[Finding
         elif have >= CUDA_13 and able < OLDEST_13:
             yield Finding(
                 f"{what}; the image has CUDA {cuda}",
-                "CUDA 13 has no code for what is older than 7.5 (T4, RTX 20).",
+                "CUDA 13 has no code for GPUs older than 7.5 (T4, RTX 20).",
                 "Take an image with CUDA 12.",
             )
 
@@ -310,8 +310,7 @@ def _locked_memory(plan: Plan, have: int | None) -> Iterator[Finding]:
     if several and (wanted == UNLIMITED or wanted > have):
         yield Finding(
             f"memlock: {have >> 10} KiB of memory may be locked",
-            "NCCL locks what it sends over InfiniBand, and fails there without; within one "
-            "machine it does well.",
+            "NCCL must lock memory to send over InfiniBand. Within one machine it needs none.",
             "Raise it: ulimit -l unlimited, or LimitMEMLOCK=infinity for the engine's service.",
             refuse=False,
         )
@@ -365,9 +364,9 @@ def _folders(run: Resolved, machine: Machine) -> Iterator[Finding]:
     for key, path in machine.unseen:
         yield Finding(
             f"{origin.place(key)}: {path}: the engine sees something else there",
-            "It has mounts of its own, without those made after its start: what the run writes "
+            "The engine doesn't see mounts that were made after its start. What the run writes "
             "there would be lost.",
-            "Start the engine again, once all is mounted.",
+            "Restart the engine, once all is mounted.",
         )
     for folder in machine.folders:
         if folder.problem:

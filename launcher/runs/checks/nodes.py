@@ -64,7 +64,7 @@ def _addresses(rendezvous: Rendezvous) -> str:
         return ""
     found = network.interfaces().items()
     its = ", ".join(f"{address} ({name})" for name, several in found for address in several)
-    return f"--master-addr has to be one of this machine's that the others reach: {its}"
+    return f"--master-addr must be an address of this machine that the others can reach: {its}"
 
 
 def lines(
@@ -80,7 +80,7 @@ def lines(
             f", clock {its['time'] - now[0]['time']:+.1f} s, {rate / 1e6:.1f} MB/s from {before}"
         )
         if rate < ring.SLOW:
-            mend = f"`ethtool {node.interface}` says its speed, `ping` how long a packet takes."
+            mend = f"`ethtool {node.interface}` shows its speed, `ping` the time of a packet."
             yield Line(name, WARNING, f"{text}: a slow link", mend)
         else:
             yield Line(name, OK, text)
@@ -94,12 +94,12 @@ def _compared(
 ) -> Iterator[Line]:
     for pair in broken:
         yield Line(
-            NAME, REFUSED, pair, "Let all nodes reach each other at all ports: ranks take any."
+            NAME, REFUSED, pair, "Let all nodes reach each other at all ports: ranks use any port."
         )
     for clock in alike.clocks(now):
         yield Line(NAME, WARNING, clock)
     wrong = alike.differences([vars(node) for node in known])
     for line in wrong:
-        yield Line(NAME, REFUSED, line, f"{alike.MAY_DIFFER}=1 in a run's env starts it even so")
+        yield Line(NAME, REFUSED, line, f"{alike.MAY_DIFFER}=1 in a run's env starts it anyway")
     if not wrong and not broken:
         yield Line(NAME, OK, f"all {len(known)} reach {where}")

@@ -190,7 +190,7 @@ def read_filled_index(prefix: Path) -> DatasetIndex:
     """As `read_index`; raises DamagedDataset where there are no tokens, too."""
     index = read_index(prefix)
     if not index.tokens:
-        raise DamagedDataset(f"{prefix}.bin: no tokens in it")
+        raise DamagedDataset(f"{prefix}.bin: has no tokens")
     return index
 
 

@@ -51,7 +51,7 @@ def resumed(text: str, chosen: Backend, overrides: list[Override]) -> tuple[RunR
     again = resume.upstreams(found.config, asked.config)
     notes = [*found.notes, *again.notes]
     if kept.payload != digest():
-        notes.append("this launcher's own runner and trainer go on, not those of then")
+        notes.append("it continues with this launcher's runner and trainer, not with its own")
     return replace(asked, config=again.config, payload=""), notes
 
 
@@ -87,7 +87,7 @@ def _refuse_overwritten(kept: record.Record, config: RunConfig) -> None:
     owner = lineage.owner(newest.folder) if newest else ""
     if newest and owner and own and owner != own:
         raise UsageError(
-            f"run {kept.run}: {newest.folder} is run {owner}'s, and would be gone on from",
+            f"run {kept.run}: {newest.folder} is run {owner}'s; this run would continue from it",
             f"Move run {owner}'s checkpoints away, and let {root / folders.TRACKER} name the "
             "iteration to go on from.",
         )
@@ -110,7 +110,7 @@ def repeated(text: str, chosen: Backend, *, force: bool) -> tuple[RunRequest, li
     pinned = repeat.pinned(asked.config, then["image"], chosen)
     config, notes = repeat.aside(pinned, asked.cwd, began=bool(then["began"]))
     if pinned is not asked.config:
-        notes.append(f"{then['image']['name']} is no longer the image of then, which is used")
+        notes.append(f"{then['image']['name']} now names another image; the first one is used")
     same = replace(asked, config=pinned, origin=Origin(f"run {kept.run}", {}, {}), tie=plan["tie"])
     unmoved = assemble(same, chosen, new_stamp()).plan
     asked = replace(same, config=config)
@@ -120,5 +120,5 @@ def repeated(text: str, chosen: Backend, *, force: bool) -> tuple[RunRequest, li
     lines += repeat.differences(plan, provenance.kept_plan(unmoved))
     if lines and not force:
         told = [f"run {kept.run} can't be repeated exactly:", *(f"  {line}" for line in lines)]
-        raise PreflightError("\n".join(told), "--force runs it all the same.")
+        raise PreflightError("\n".join(told), "--force runs it anyway.")
     return asked, [*notes, *lines]

@@ -66,7 +66,7 @@ def ask_image(plan: Plan, machine: Machine, chosen: Backend, cache: Path) -> Ite
         yield Finding(
             f"{plan.image} couldn't be asked whether its Megatron takes these options",
             f"{answer['unasked']}.",
-            "The run is started all the same.",
+            "The run is started anyway.",
             refuse=False,
         )
 
@@ -150,7 +150,7 @@ def _answer(text: str) -> Mapping[str, str]:
     lines = text.strip().splitlines()
     told: Any = json.loads(lines[-1]) if lines else None
     if not isinstance(told, dict) or not all(isinstance(one, str) for one in told.values()):
-        raise ValueError(f"it ended, or {DEADLINE} s went by, without an answer")
+        raise ValueError(f"it ended, or gave no answer within {DEADLINE} s")
     if "refused" in told and "where" not in told:
-        raise ValueError("it gave an answer that means nothing here")
+        raise ValueError("its answer can't be read")
     return told

@@ -109,7 +109,7 @@ def _unused(plan: Plan, facts: ImageFacts) -> Iterator[str]:
     """What an older image carries in vain, and what its Megatron is taken for."""
     if facts.instead_of is not None:
         there = f"Megatron {facts.instead_of}".rstrip()
-        yield f"{there} is taken for {facts.release}, which it may differ from"
+        yield f"{there} is treated as {facts.release}, but may differ from it"
     if facts.runner:
         yield f"{plan.image} has the runner of launcher {facts.runner} in it, which isn't used"
 

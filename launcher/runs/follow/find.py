@@ -84,7 +84,7 @@ def job(text: str) -> tuple[Backend, Job]:
         if not silent:
             raise
         raise EngineError(
-            f"{error.problem}, and not all was asked: {'; '.join(map(str, silent))}", error.remedy
+            f"{error.problem}; these gave no answer: {'; '.join(map(str, silent))}", error.remedy
         ) from error
     if not (run.startswith(text) or _is_own(run)):
         raise UsageError(f"run {run}, called {text}, was started by somebody else", "Give its id.")
@@ -139,7 +139,7 @@ def _otherwise(text: str, listed: list[tuple[str, str]]) -> tuple[str, list[tupl
     except UsageError:
         own = [pair for pair in listed if _is_own(pair[0])]
         own += [(kept.run, kept.name) for kept in record.records()]
-        return "No run goes on, and none has ended with nobody watching.", own
+        return "No run is running, and none has ended while no launcher followed it.", own
     return f"It has ended and is removed. To go on with it: launcher resume {kept.run}", []
 
 

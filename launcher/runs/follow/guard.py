@@ -81,7 +81,7 @@ class LossGuard:
         self.tell(f"guard: {alarm}")
         self.show(f"{alarm.kind} at {alarm.iteration}")
         if action == BACK and rewinds(self.job.run) >= self.wanted.max_rewinds:
-            self.tell(f"it has gone back {self.wanted.max_rewinds} times: it is ended")
+            self.tell(f"it was rewound {self.wanted.max_rewinds} times, and ends now")
             action = END
         self._keep(ALARM, alarm.iteration, alarm=alarm.kind, text=alarm.text, action=action)
         if action in (END, BACK):
@@ -110,7 +110,7 @@ class LossGuard:
         if found.diverged and not self.alarm:
             self.alarm = Alarm(NAN, self.divergence.first, found.diverged)
         if not self.alarm and found.itself and _named(found) and self.wanted.on_nan == BACK:
-            self._act(Alarm(NAN, self.last + self.interval, "the program ended for it"))
+            self._act(Alarm(NAN, self.last + self.interval, "the program ended because of it"))
         if not self.alarm or not (self.action == BACK or self.alarm.kind == NAN):
             return ""
         bad = [max(1, self.alarm.iteration - self.interval), self.alarm.iteration]
@@ -120,7 +120,7 @@ class LossGuard:
                 return ""
             newest = find.newest(self.job.labels)
         except OSError as error:
-            self.tell(f"it can't go back: {error.filename}: {error.strerror}")
+            self.tell(f"it can't be rewound: {error.filename}: {error.strerror}")
             return ""
         to = newest.iteration if newest else 0
         self._keep(REWIND, to, passed_over=bad)
@@ -132,7 +132,7 @@ class LossGuard:
         if root and line:  # of several nodes the first one's launcher does it
             run = "" if self.action == BACK else self.job.run
             for path in folders.reject(Path(root), line, after, run):
-                self.tell(f"a checkpoint was put away: {path}")
+                self.tell(f"a checkpoint was renamed: {path}")
 
 
 def _named(found: Ending) -> bool:
@@ -206,7 +206,7 @@ def check_guard(asked: RunRequest, chosen: Backend, *, detach: bool) -> None:
     where, alone = asked.origin.place("guard"), chosen.every_node or chosen.scheduled
     instead = "Set guard.on_nan and guard.on_spike to warn or end."
     if detach:
-        raise UsageError(f"{where}: --detach leaves nobody to have the run go back", instead)
+        raise UsageError(f"{where}: with --detach, no launcher can rewind the run", instead)
     if not chosen.shares_files:
         raise UsageError(f"{where}: rewind needs checkpoints that can be seen from here", instead)
     if asked.config.nodes.count > 1 and not alone:

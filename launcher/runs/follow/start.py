@@ -53,12 +53,12 @@ def start(
     how = "slurm.array" if array else "--detach"
     detach = detach or bool(array)
     if detach and asked.tie:
-        raise UsageError(f"{how} leaves the run on its own, and --tie ends it with the launcher")
+        raise UsageError(f"{how} and --tie contradict each other", "Leave one of them out.")
     if detach and asked.config.max_restarts:
         raise UsageError(
-            f"{how} leaves nobody to start the run again",
+            f"with {how}, no launcher can restart the run",
             f"Leave {how} out and put the launcher itself in the background, or set "
-            "max_restarts: 0; `launcher attach` takes the watch over, restarts and all.",
+            "max_restarts: 0; `launcher attach` then follows the run, and restarts it.",
         )
     _check_guard(asked, chosen, detach=detach)
     if array:
@@ -278,7 +278,7 @@ def of_line(plan: Plan, asked: RunRequest, chosen: Backend) -> Plan:
 
 def _remedy(config: RunConfig, on: bool) -> str:
     """What to do about another run's checkpoints, for one that goes `on` from what is there."""
-    over = "checkpoint.save_overwrite: true saves among them, over those of an equal iteration."
+    over = "checkpoint.save_overwrite: true saves beside them, and replaces equal iterations."
     checkpoint = config.checkpoint
     if checkpoint.finetune and checkpoint.load:
         return f"To finetune, which begins at iteration 0, save to another folder; {over}"

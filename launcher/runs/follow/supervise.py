@@ -250,7 +250,7 @@ class Follower:
                 return (found[0], found[0].ended() is not None) if found else None
         raise EngineError(
             "the engine was lost",
-            f"See what became of the run when it is back: launcher attach {self.job.run}",
+            f"When the engine is back, look at the run: launcher attach {self.job.run}",
         )
 
 

@@ -219,7 +219,7 @@ def check_megatron(options: dict[str, str], release: str, *, own: bool = False) 
         return
     for option, where in options.items():
         if instead := removed(release).get(option):
-            problem = f"{where}: Megatron {release} takes {option} only to end at"
+            problem = f"{where}: Megatron {release} knows {option}, but ends if it is given"
             faults.add(problem, f"Write {instead} in its place.")
         if option in there or (own and option not in table().megatron):
             continue

@@ -224,11 +224,11 @@ def _fewer(
     """The numbers of nodes that will do as well. Raises UsageError."""
     if config.nodes.spare and not host.scheduled:
         raise UsageError(
-            f"{origin.place('nodes.spare')}: no scheduler gives more nodes here", "Leave it out."
+            f"{origin.place('nodes.spare')}: only a scheduler can give more nodes", "Leave it out."
         )
     if config.nodes.min and host.every_node:
         raise UsageError(
-            f"{origin.place('nodes.min')}: all nodes are on this machine, and none stays away",
+            f"{origin.place('nodes.min')}: all nodes are on this machine, so none can be missing",
             "Leave it out.",
         )
     return layout.fewer(config, origin, processes, release)
@@ -305,7 +305,7 @@ def _rendezvous(config: RunConfig, origin: Origin, host: Host) -> dict[str, str]
         return {}
     if (host.every_node or host.scheduled) and nodes.rank:
         raise UsageError(
-            f"{origin.place('nodes.rank')}: every node is started here: none is numbered by hand",
+            f"{origin.place('nodes.rank')}: the launcher starts all nodes, and numbers them",
             "Leave nodes.rank out.",
         )
     if host.scheduled:  # each node gets them as it starts

@@ -149,7 +149,7 @@ def check_options(
     with faults.collected():
         if "--save-interval" in given and "--save" not in given:
             raise UsageError(
-                f"{origin.place('checkpoint.save_interval')}: nothing is saved without a folder",
+                f"{origin.place('checkpoint.save_interval')}: no folder to save to is given",
                 "Set checkpoint.save, or leave save_interval out.",
             )
     with faults.collected():

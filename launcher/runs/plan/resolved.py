@@ -26,7 +26,7 @@ SPLIT = "--split"
 class Resolved:
     """A run file with all that follows from it, the image and the GPUs.
 
-    Nothing is settled again: `auto.decide` alone replaces it, by what fits the GPUs.
+    Only two functions replace it by another: `splits.without_empty` and `auto.decide`.
 
     `config` has the user's paths, `seen` the same as the run sees them. `options` are what the
     run file gives the program, in order; `rest` the words behind `--`, which come after them.
@@ -89,7 +89,7 @@ class Resolved:
 def processes_of(config: RunConfig, gpus: Gpus) -> int:
     """As many processes as GPUs made visible; on the CPU, what the run file asks for."""
     if gpus.count is None:
-        raise UsageError("gpus: how many GPUs all means isn't known here", "Give their number.")
+        raise UsageError("gpus: the number for `all` isn't known here", "Give their number.")
     return gpus.count or config.processes
 
 

@@ -91,7 +91,7 @@ def _splits(option: str, split: Callable[[RuleInput], bool], fact: str) -> Optio
     return OptionRule(
         option,
         lambda o: o.where.pipeline == 1 and split(o),
-        "virtual stages are of a pipeline, and there is none",
+        "virtual stages need a pipeline, and there is none",
         f"Leave {key_of(option)} out, or set parallel.pipeline_model_parallel_size to 2 or more.",
         fact,
     )

@@ -104,7 +104,7 @@ def _describe(key: str, value: JsonSchemaValue) -> None:
         return  # the launcher's own
     told = [option]
     if spans is None:
-        told.append("for the program gpt alone")
+        told.append("only for the program gpt")
     elif spans.pairs != ((table.releases[0], ""),):
         told.append(f"Megatron has it {spans}")
     if option not in table.gpt:

@@ -198,10 +198,10 @@ def describe(ending: Ending, run: str, saved: CheckpointFolder | None, folder: s
         lines += ending.clues
         sets = "".join(f" --set {name}" for name in ending.sets)
         if not ending.explained.signs:
-            lines.append(f"all that its log says of it: launcher explain {run}")
+            lines.append(f"more from its log: launcher explain {run}")
     node, cause = ending.blamed
     if cause:
-        lines.append(f"the node {node} is to blame: {cause}; `launcher nodes` lists such")
+        lines.append(f"the node {node} caused it: {cause}; `launcher nodes` lists such nodes")
     if saved:
         lines.append(f"newest complete checkpoint: {saved.folder} (iteration {saved.iteration})")
         lines.append(f"to go on: launcher resume {run}{sets}")

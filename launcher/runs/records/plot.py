@@ -143,7 +143,7 @@ def _draw(runs: Sequence[Curves], output: Path) -> None:
         figure.savefig(output, format="png")
     except OSError as error:
         raise UsageError(
-            f"{output} can't be written: {error.strerror}", "Name another file: -o FILE.png"
+            f"{output} can't be written: {error.strerror}", "Give another file: -o FILE.png"
         ) from error
 
 

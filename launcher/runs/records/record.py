@@ -77,7 +77,7 @@ class Record:
         except ValueError as error:
             raise UsageError(
                 f"run {self.run}: this launcher can't read its record: {folder(self.run)}",
-                "Take the launcher that started it.",
+                "Use the launcher that started it.",
             ) from error
         origin = Origin(f"run {self.run} ({self.file})", {}, {})
         return RunRequest(config, origin, self.cwd, tuple(self.rest), payload=self.payload)

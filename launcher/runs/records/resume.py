@@ -45,7 +45,7 @@ def from_newest(config: RunConfig) -> RunConfig:
     checkpoint = config.checkpoint
     if not checkpoint.save:
         raise UsageError(
-            "the run saved no checkpoints, so there is nothing to go on from",
+            "the run saved no checkpoints, so there is none to continue from",
             "Set checkpoint.save and checkpoint.save_interval in the run file.",
         )
     whole = {"no_load_optim": None, "no_load_rng": None, "finetune": None}
@@ -230,9 +230,9 @@ def _notes(was: RunConfig, config: RunConfig, old: Layout, new: Layout) -> Itera
     drops = config.model.hidden_dropout != 0 or config.model.attention_dropout != 0
     if (old.tensor, old.pipeline) != (new.tensor, new.pipeline):
         also = ", so dropout draws other numbers" if drops else ""
-        yield f"weights and optimizer are divided anew; random states are not carried over{also}"
+        yield f"weights and optimizer are divided again; random states aren't carried over{also}"
     elif drops:
-        yield "dropout draws other numbers, as the replicas are others"
+        yield "dropout draws other numbers, as the number of replicas is another"
     if was.parallel.sequence_parallel and not config.parallel.sequence_parallel:
         yield "sequence parallelism is off, as there is no tensor parallelism"
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from math import comb
 from types import MappingProxyType
 
 from launcher.runs.checks import memory
@@ -48,6 +49,10 @@ runs on one machine go with each other: no number of it is shown unscaled.
 """
 
 CAPACITY = re.compile(r"\d{1,6}(\.\d{1,6})?")
+
+ALIKE = 150
+"""Steps at the start of a training in which all tokens of a text choose the same experts, as far as
+what follows has the same mean: by tokens counted on H200s (bench/gpu/README.md, "Routing")."""
 
 EXPERT = 2.9
 """ms that the host takes for each expert of a layer that a rank has, called one after the other."""
@@ -125,8 +130,11 @@ def published(
 
 @dataclass(frozen=True)
 class StepCost:
-    """ms of a step: what each part takes, and all of it, with tokens spread evenly over experts;
-    and how much more that is where all tokens choose the same ones."""
+    """ms of a step: what each part takes, and all of it.
+
+    uneven: of it, what experts take more than with tokens spread evenly, as a mean of all steps;
+    worst: what they would take more than `ms`
+    """
 
     arithmetic: float
     traffic: float
@@ -135,6 +143,7 @@ class StepCost:
     bubble: float
     between: float = 0.0
     uneven: float = 0.0
+    worst: float = 0.0
 
     @property
     def ms(self) -> float:
@@ -163,23 +172,50 @@ class StepCost:
 
 def step(work: Work, card: GpuRates) -> StepCost | None:
     """The cost of a step; None where the model's sizes, or the nodes' network, aren't known."""
-    even, load = _step(work, card, 1.0), highest_load(work)
-    worst = even if load == 1 else _step(work, card, load)
-    return replace(even, uneven=worst.ms - even.ms) if even and worst else even
+    even, most = _step(work, card, 1.0), highest_load(work)
+    found, worst = _step(work, card, mean_load(work)), _step(work, card, most)
+    if most == 1 or not (even and found and worst):
+        return even
+    return replace(found, uneven=found.ms - even.ms, worst=max(0.0, worst.ms - found.ms))
 
 
 def highest_load(work: Work) -> float:
     """How many times as many rows as others a rank's experts have where all tokens choose the same
-    experts: 1 without expert parallelism, as all of them are on each rank.
-
-    At the start of a training routers are near that: mixtral-8x7b in bench/gpu/runs.yaml.
-    """
-    over = work.number("expert_model_parallel_size", 1)
-    if not (work.shape and work.shape.experts) or over == 1:
+    experts, which are together on few ranks: 1 without expert parallelism."""
+    if work.experts_over == 1 or not work.shape:
         return 1.0
-    most = memory.rows_of_token(work.shape, over) / work.shape.routed
+    return _limited(work, memory.rows_of_token(work.shape, work.experts_over) / work.shape.routed)
+
+
+def mean_load(work: Work) -> float:
+    """The same of the busiest rank, as a mean of all steps. On a text, all tokens choose the same
+    experts at first, which are anywhere; later, and on made-up tokens, all experts alike."""
+    size, over = work.shape, work.experts_over
+    if over == 1 or not (size and work.steps and work.is_on_text):
+        return 1.0
+    each, routed = size.experts // over, size.routed
+    ways, same = comb(size.experts, routed), 0.0
+    for most in range(routed):  # P(a rank has more than `most` of them)
+        same += 1 - _ways(routed, over, each, most) / ways
+    load = _limited(work, same * over / routed)
+    return 1 + (load - 1) * min(1.0, ALIKE / work.steps)
+
+
+def _ways(routed: int, ranks: int, each: int, most: int) -> int:
+    """To choose so many experts of ranks with `each`, of no rank more than `most`."""
+    counts = [1] + [0] * routed
+    for _ in range(ranks):
+        counts = [
+            sum(comb(each, own) * counts[left - own] for own in range(min(left, most) + 1))
+            for left in range(routed + 1)
+        ]
+    return counts[routed]
+
+
+def _limited(work: Work, load: float) -> float:
+    """By the capacity factor, beyond which tokens are dropped."""
     capacity = str(work.options.get("moe_expert_capacity_factor", ""))
-    return max(1.0, min(most, float(capacity))) if CAPACITY.fullmatch(capacity) else most
+    return max(1.0, min(load, float(capacity))) if CAPACITY.fullmatch(capacity) else load
 
 
 def _step(work: Work, card: GpuRates, load: float) -> StepCost | None:
@@ -200,7 +236,7 @@ def _step(work: Work, card: GpuRates, load: float) -> StepCost | None:
     rows = work.micro * size.sequence / where.context * size.routed * size.expert_layers
     rows /= where.pipeline
     if size.experts and how == "graphed":  # of whose rows only those that are used are moved
-        over = work.number("expert_model_parallel_size", 1)
+        over = work.experts_over
         inside = 2 * size.expert_ffn * memory.rows_of_token(size, over)
         traffic += 2 * rows * (row - moved * inside / size.routed)
     traffic += 3 * needed.weights + 2 * needed.gradients  # read three times, and added to

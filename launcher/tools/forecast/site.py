@@ -31,7 +31,10 @@ BEYOND = 1.25
 """By how much another kind of work may be further off than those that were left out."""
 
 UNEVEN = "; tokens are taken to be spread evenly over experts, and at most all choose the same ones"
-"""As at the start of a training, before its balance counts."""
+ALIKE = (
+    f"; in the first {costs.ALIKE} steps on a text all tokens are taken to choose the same experts, "
+    "and then to be spread evenly"
+)
 
 NAMES = {costs.MACHINE: "within a machine", costs.NETWORK: "between machines"}
 AS_PUBLISHED = f"{costs.LINK:.0%} of what is published".replace("%", " %")
@@ -165,8 +168,14 @@ def step(work: Work, card: GpuRates | None, known: Sequence[RunFact]) -> StepTim
     told = f"published rates of the card; such forecasts were {off} of what {where} took"
     if not costs.is_known(work, card.name, cost):
         told += ", and this one is beyond those: a prediction"
-    told += UNEVEN if cost.uneven else ""
-    return StepTime(cost.ms, cost.ms / most, cost.ms / least + cost.uneven, told, cost)
+    told += _routing(cost)
+    even = cost.ms - cost.uneven
+    return StepTime(cost.ms, even / most, cost.ms / least + cost.worst, told, cost)
+
+
+def _routing(cost: StepCost) -> str:
+    """How tokens are taken to be spread over experts; "" where that makes no difference."""
+    return ALIKE if cost.uneven else UNEVEN if cost.worst else ""
 
 
 def _runs(count: int) -> str:
@@ -212,9 +221,9 @@ def _scaled(
     told = f"{_runs(len(alike))} with other work here"
     told += f"; each left out, the others were {low:.2f} to {high:.2f} of it" if left_out else ""
     told += "" if left_out else f", so that it may be {unsure:g} times off"
-    told += UNEVEN if cost.uneven else ""
-    ms, more = cost.ms * factor, cost.uneven * factor
-    return StepTime(ms, ms / high, ms / low + more, told, _shown(cost, work))
+    told += _routing(cost)
+    ms, even, more = (each * factor for each in (cost.ms, cost.ms - cost.uneven, cost.worst))
+    return StepTime(ms, even / high, ms / low + more, told, _shown(cost, work))
 
 
 def _factor(ms: float, pairs: Sequence[tuple[float, float]]) -> float:

@@ -80,6 +80,17 @@ class Work:
         return next((name for name in ("bf16", "fp16") if name in self.options), "fp32")
 
     @property
+    def experts_over(self) -> int:
+        """Ranks that the model's experts are divided among: 1 for those of a dense model."""
+        over = self.number("expert_model_parallel_size", 1)
+        return over if self.shape and self.shape.experts else 1
+
+    @property
+    def is_on_text(self) -> bool:
+        """Whether its tokens aren't made up."""
+        return "mock_data" not in self.options
+
+    @property
     def steps(self) -> int:
         """Steps of the whole run; 0 where that isn't known. A growing batch counts as it grows."""
         if iterations := self.number("train_iters"):
@@ -117,7 +128,8 @@ class Work:
     def key(self) -> tuple[object, ...]:
         """Equal for two runs whose steps do the same."""
         rest = {name: str(self.options[name]) for name in self.options.keys() - {*SCHEDULE}}
-        return (self.program, self.where, self.nodes, self.kernels, *sorted(rest.items()))
+        routed = self.experts_over > 1 and self.is_on_text
+        return (self.program, self.where, self.nodes, self.kernels, routed, *sorted(rest.items()))
 
 
 def of_resolved(run: Resolved) -> Work:

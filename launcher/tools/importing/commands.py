@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 OWN_PATH = re.compile(r"[^:]*/(standin|launcher-import-\w+)/bin:")
+STARTER = re.compile(r"(?:exec )?'?(\S*/(?:torchrun|deepspeed|accelerate|python[\d.]*))(?: |$)")
 MOST_WORDS = 5000
 MOST_TRACED = 100_000
 
@@ -155,10 +156,15 @@ def starts_program(run: ScriptRun) -> bool:
 
 
 def missing_paths(run: ScriptRun) -> tuple[set[str], set[str]]:
-    """Paths that bash didn't find: those of programs, and those of files that it writes."""
-    programs, written = set(), set()
-    for path in re.findall(r"(?m)line \d+: (\S+): No such file or directory$", run.stderr):
-        called = re.compile(rf"(exec )?'?{re.escape(path)}'?( |$)")
+    """Paths that bash didn't find: those of programs, and those of files that it writes.
+
+    What starts ranks is one wherever bash says so, as in `| tee log`.
+    """
+    starters = map(STARTER.match, (text for _, text in run.trace))
+    programs, written = {match[1] for match in starters if match}, set()
+    missing = r"(?m)(?:line \d+|^[/\w]*sh): (\S+): No such file or directory$"
+    for path in re.findall(missing, run.stderr):
+        called = re.compile(rf"(exec )?([/\w]*sh (-\w+ )*)?'?{re.escape(path)}'?( |$)")
         if not any(called.match(text) for _, text in run.trace):
             written.add(path)
         elif "/" in path:

@@ -44,8 +44,10 @@ def set_processes(sheet: Sheet, start: Start, around: ScriptContext) -> None:
 
 
 def _divided(whole: Word | None, parts: Word | None) -> Word | None:
-    """A count divided by another, None where that isn't known or doesn't fit."""
-    if whole is None or not whole.text.isdigit() or whole.unknown:
+    """A count divided by another, the count where it isn't known; None where there is none."""
+    if whole is None or whole.unknown:
+        return whole
+    if not whole.text.isdigit():
         return None
     divisor = int(parts.text) if parts and parts.text.isdigit() and not parts.unknown else 1
     return Word(str(int(whole.text) // divisor), whole.line) if divisor else None

@@ -30,6 +30,11 @@ TO_FILL = re.compile(r"(?<!<)<([A-Za-z](?:[^<>\n|&;$`]*[\w.)'])?)>")
 """`DATA=<your path>`, as examples have it to be filled in; no shell takes it unquoted."""
 YOURS = re.compile(r"""(?i)(?<==)(["'])\s*your[ _-][^"'\n$`\\]*\1""")
 """`DATA="your data path"`, which bash would take for three words."""
+INSTALLED = re.compile(
+    r"(?<![\w.$}~/!-])/(?:usr/(?:local/)?)?bin/(?=(?:python[\d.]*|torchrun|deepspeed|accelerate|"
+    r"srun|sbatch|mpirun|mpiexec|docker|podman|apptainer|singularity|ssh)(?![\w./-]))"
+)
+"""A folder of programs, before one that the machine may have and that has a stand-in."""
 MARKS = ("1", "22")
 TOKEN = re.compile(r"/@(?:1|22)@/(\w+)@(?:1|22)@")
 PART = re.compile(r"@(?:1|22)@")
@@ -55,7 +60,7 @@ class Template:
 def filled(text: str) -> Template:
     """The text with a token for each `<your path>`, which bash would take for a redirection.
 
-    And for each "your path" that is assigned.
+    And for each "your path" that is assigned. What this machine may have has a stand-in on PATH.
     """
     labels = dict[str, str]()
 
@@ -66,7 +71,7 @@ def filled(text: str) -> Template:
 
     rows = [
         row if row.lstrip().startswith("#") else YOURS.sub(token_of, TO_FILL.sub(token_of, row))
-        for row in text.split("\n")
+        for row in INSTALLED.sub("", text).split("\n")
     ]
     return Template("\n".join(rows), labels)
 

@@ -391,9 +391,9 @@ class Recorder:
             assigned = ASSIGNED.match(text)
             if assigned and differs:
                 tainted.add(assigned[1])
-            if line in seen:
-                continue
             row = self._row(line)
+            if line in seen or row.startswith("#"):  # which is another script's line
+                continue
             if re.match(r"case .* in$", text):
                 differs = any(name in tainted for name, *_ in READ.findall(text))
             elif not re.match(r"\[\[? |test |\(\( ", text):

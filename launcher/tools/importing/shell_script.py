@@ -48,7 +48,8 @@ HARMLESS = frozenset(
 """Commands that leave a run as it is, or that the image makes needless."""
 OF_THE_HOST = frozenset("PATH LD_LIBRARY_PATH PYTHONPATH CUDA_HOME".split())
 OF_THE_RUNNER = frozenset(
-    "RANK LOCAL_RANK WORLD_SIZE MASTER_ADDR MASTER_PORT NODE_RANK NNODES LOCAL_SIZE".split()
+    "RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT NODE_RANK NNODES "
+    "LOCAL_SIZE".split()
 )
 PATHS = frozenset(
     "data.path data.cache data.vocab_file data.merge_file data.tokenizer_model checkpoint.save "

@@ -46,8 +46,6 @@ def train(arguments: Namespace, layout: RankLayout) -> None:
 
     from launcher.trainer.gpt import training
 
-    if arguments.save:
-        compat.fork_collector()
     trainer = training.begin(arguments, layout)
     with measurements.sampled(arguments):
         trainer.run()

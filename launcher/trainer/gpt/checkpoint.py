@@ -217,6 +217,7 @@ def save(
         _on_rank_0(lambda: _make(partial, mine))
         if beside:  # what follows waits for no GPU while it copies
             beside[2].replace(state)
+        compat.collect_results()
         request = dist_checkpointing.save(state, str(partial), **(beside[1] if beside else {}))
 
         def publish() -> None:

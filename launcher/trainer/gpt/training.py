@@ -170,6 +170,8 @@ class Trainer:
         self._finish_saving(wait=True)
         if not reason and not self._evaluate():
             reason = ASKED
+        data.end_workers(loader)
+        data.end_workers(self.evaluation.loader)
         end = f"after iteration {self.progress.iteration}"
         self.report.end(f"stopped {end}: {reason}" if reason else f"finished {end}")
 

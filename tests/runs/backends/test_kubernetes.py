@@ -358,9 +358,13 @@ def test_a_preset_that_wants_no_network_runs_in_a_cluster(tmp_path: Path) -> Non
         (
             "resources: {|resources: {devices: [/dev/fuse], ",
             {},
-            "devices: /dev/fuse: a cluster gives",
+            "devices: /dev/fuse: the cluster assigns",
         ),
-        ("resources: {|resources: {network: none, ", {}, "network: none: a pod has the cluster's"),
+        (
+            "resources: {|resources: {network: none, ",
+            {},
+            "network: none: a pod uses the cluster's",
+        ),
     ],
 )
 def test_what_no_pod_can_have_is_refused(

@@ -232,7 +232,7 @@ def test_spare_nodes_are_asked_for_and_their_end_ends_no_others(plan: Planner) -
     assert "--ntasks-per-node=1 --wait=0 " in told
     assert " --wanted 2 " in told
     assert dict(found.labels)["megatron-launchpad.nodes"] == "3"
-    with pytest.raises(UsageError, match="no scheduler gives more nodes"):
+    with pytest.raises(UsageError, match="only a scheduler can give more nodes"):
         plan("gpt2.yaml", "nodes.count=2", "nodes.spare=1", "nodes.master_addr=a", "gpus=2")
 
 
@@ -262,7 +262,7 @@ def test_an_array_that_cant_be_is_refused(array: str) -> None:
 
 def test_a_chain_without_checkpoints_is_refused(two: Plan) -> None:
     """Ten jobs would each have begun anew."""
-    with pytest.raises(UsageError, match=r"goes on from.*\n.*checkpoint.save"):
+    with pytest.raises(UsageError, match=r"continues from.*\n.*checkpoint.save"):
         script(two, array="0-9%1")
 
 

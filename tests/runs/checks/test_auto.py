@@ -112,7 +112,7 @@ def test_gpus_that_are_not_known_get_a_micro_batch_that_fits_on_small_ones() -> 
     assert settled()[0]["micro_batch_size"] == 16
     options, told = settled("model.seq_length=4096", "model.max_position_embeddings=4096")
     assert options["micro_batch_size"] == 4
-    assert "unknown here, are taken to have 16.0" in told[-1]
+    assert "aren't known here, but have at least 16.0" in told[-1]
 
 
 def test_what_is_kept_of_a_run_is_what_it_was_settled_to() -> None:

@@ -89,7 +89,7 @@ def test_a_backend_that_does_not_answer_has_none(
     assert find.job("second") == (backends["local"], SECOND)
     with pytest.raises(EngineError) as caught:
         find.job("third")
-    assert caught.value.problem == f"no run 'third', and not all was asked: docker: {error.args[0]}"
+    assert caught.value.problem == f"no run 'third'; these gave no answer: docker: {error.args[0]}"
     assert [*map(str, find.everywhere()[1])] == [f"docker: {error.args[0]}"]
     backends["local"].error = error
     found, silent = find.everywhere()

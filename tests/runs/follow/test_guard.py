@@ -243,7 +243,7 @@ def test_it_goes_back_so_often_and_then_ends_it(site: Site) -> None:
         back = one.settle(FAILED)
         assert back.startswith("going back to its beginning") is (attempt == 0)
     assert guard.rewinds(RUN) == 1
-    assert "it has gone back 1 times: it is ended" in site.told
+    assert "it was rewound 1 times, and ends now" in site.told
 
 
 @pytest.mark.parametrize(("asked", "back"), [(False, True), (True, False)])

@@ -152,7 +152,7 @@ def test_a_run_that_a_launcher_is_about_to_start_again_is_not_resumed(
     found, notes = again_of.resumed(RUN, here, [])
     assert found.config.checkpoint.load == str(save)
     assert found.payload == ""  # today's, and it is said
-    assert "this launcher's own runner and trainer go on, not those of then" in notes
+    assert "it continues with this launcher's runner and trainer, not with its own" in notes
 
 
 @pytest.mark.parametrize("tie", [False, True])

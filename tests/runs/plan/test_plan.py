@@ -112,7 +112,7 @@ def test_saving_can_be_turned_off_and_nothing_is_saved_nowhere(plan: Planner) ->
     off = plan("gpt2", "checkpoint.save=null", "checkpoint.load=null")
     assert not {"--save", "--load", "--save-interval"} & set(off.argv)
     nowhere = refusal(plan, "gpt2", "checkpoint={save_interval: 5}")
-    assert "checkpoint.save_interval: nothing is saved without a folder" in nowhere
+    assert "checkpoint.save_interval: no folder to save to is given" in nowhere
 
 
 def test_one_folder_to_save_and_load_is_mounted_once(plan: Planner) -> None:
@@ -319,7 +319,7 @@ def test_what_a_megatron_is_taken_for_is_told(write: Write, plan: Planner) -> No
     facts = assemble._known(asked, ImageFacts("0.31.0", True))
     assert facts.release == "0.19"
     told = [*assemble._unused(plan("gpt2"), facts)]
-    assert told == ["Megatron 0.31.0 is taken for 0.19, which it may differ from"]
+    assert told == ["Megatron 0.31.0 is treated as 0.19, but may differ from it"]
     assert assemble._known(asked, ImageFacts("0.16.1", True)) == ImageFacts("0.16.1", True)
 
 

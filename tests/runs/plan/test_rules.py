@@ -43,7 +43,7 @@ SAMPLES = ("training.train_iters=null", "training.train_samples=1000")
 
 DIES: list[tuple[str, tuple[str, ...], str, str]] = [
     # Issue 22's list: taken, and ended minutes later by Megatron 0.9.0.
-    ("0.9.0", (f"{VIRTUAL}=2",), VIRTUAL, "of a pipeline"),
+    ("0.9.0", (f"{VIRTUAL}=2",), VIRTUAL, "need a pipeline"),
     ("0.9.0", ("parallel.overlap_param_gather=true", "parallel.overlap_grad_reduce=true"),
      "overlap_param_gather", "needs parallel.use_distributed_optimizer"),
     ("0.9.0", ("parallel.overlap_param_gather=true", "parallel.use_distributed_optimizer=true"),
@@ -185,7 +185,7 @@ def test_an_option_that_is_taken_only_to_end_at_is_refused(
 ) -> None:
     """The last one ended the run with 0 and no word but its own, once all ranks had started."""
     option = "--" + given.partition("=")[0].replace("_", "-")
-    with pytest.raises(UsageError, match=f"takes {option} only to end at") as refused:
+    with pytest.raises(UsageError, match=f"knows {option}, but ends if it is given") as refused:
         plan(FILE, f"megatron_args.{given}", facts=ImageFacts(release, True))
     assert f"Write {instead}" in str(refused.value)
 

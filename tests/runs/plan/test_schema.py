@@ -190,7 +190,7 @@ def test_a_key_says_which_option_it_is_and_its_values() -> None:
     )
     assert {"auto", "flash", None} <= set(model["attention_backend"]["enum"])
     assert parts["Logging"]["properties"]["check_replicas_interval"]["description"] == (
-        "--check-replicas-interval; for the program gpt alone"
+        "--check-replicas-interval; only for the program gpt"
     )
     assert not VALIDATOR.is_valid({"name": "a", "image": "cpu", "training": {"optimizer": "adma"}})
 

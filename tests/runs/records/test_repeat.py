@@ -364,7 +364,7 @@ def test_a_run_that_nobody_followed_is_listed_with_what_shows_its_end(
     monkeypatch.setattr("launcher.runs.follow.find.everywhere", lambda: (known, []))
     assert main(["runs"]) == 0
     assert [line for line in capfd.readouterr().err.splitlines() if "attach" in line] == [
-        f"launcher: run {IDS[3]} ended with nobody following it; how: launcher attach {IDS[3]}"
+        f"launcher: run {IDS[3]} ended while no launcher followed it; see: launcher attach {IDS[3]}"
     ]
 
 

@@ -213,8 +213,8 @@ def test_sizes_that_were_set_are_kept_or_refused() -> None:
     assert resume.on_processes(was, 2, 2) == resume.Resumption(was, ())
 
 
-SPLIT = "weights and optimizer are divided anew; random states are not carried over"
-OTHERS = "dropout draws other numbers, as the replicas are others"
+SPLIT = "weights and optimizer are divided again; random states aren't carried over"
+OTHERS = "dropout draws other numbers, as the number of replicas is another"
 NO_SP = "sequence parallelism is off, as there is no tensor parallelism"
 
 

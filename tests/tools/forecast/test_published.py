@@ -150,7 +150,7 @@ def test_published_experts_are_in_the_forecasts_range(row: list[Any]) -> None:
     another's, which they took up to twice as long as."""
     found, ms = of_experts(row)
     assert found.cost
-    assert found.least <= ms <= found.most - found.cost.uneven
+    assert found.least <= ms <= found.most - found.cost.worst
     least, most = costs.OFF[costs.BUSY_EXPERTS]
     assert least <= found.ms / ms <= most
     assert "a prediction" not in found.source

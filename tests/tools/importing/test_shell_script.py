@@ -271,6 +271,10 @@ def test_what_belongs_to_the_machine_is_told() -> None:
         "srun $CMD &",
         "wait_for() { :; }; $CMD",
         "/opt/venv/bin/$CMD",
+        "/opt/venv/bin/$CMD 2>&1 | tee log",
+        "/usr/bin/python3 -m torch.distributed.run ${CMD#* }",
+        "bash ./not/here.sh x && $CMD",
+        "set -u; cd /nowhere; $CMD",
         "cd /nowhere && $CMD",
         "echo $CMD; $CMD",
         "ssh node1 $CMD",
@@ -319,6 +323,11 @@ def test_a_start_is_found_however_it_is_written(start: str) -> None:
         ("A=${B:-}", '--data-path "$A" --bf16', "2: to be given: A (data.path)"),
         (": ${A:=}; : ${A:?is needed}", "--seed $A", "2: to be given: A (training.seed)"),
         ('A=${A:-}; [ -z "$A" ] && exit 1', "--seed $A", "2: to be given: A (training.seed)"),
+        (
+            'torchrun() { mpirun -np $((4 * N)) -npernode 4 python "$@"; }',
+            "",
+            "N: nodes is taken as 1",
+        ),
         ("R=$OMPI_COMM_WORLD_RANK; torchrun() { python $*; }", "--rank $R", "gpus is taken as 1"),
     ],
 )
@@ -434,6 +443,20 @@ def test_a_job_that_a_script_submits_is_read_with_its_own_lines(
     done = import_script(Path("submit.sh"), text, IMAGES, sandbox_here())
     assert "nodes: 4\n" in done.text
     assert any("to be given: Y (megatron_args.x)" in left.what for left in done.told)
+
+
+def test_what_another_script_does_is_told_where_it_is_called(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was told with that script's line, and by the words that stand on such a line here."""
+    monkeypatch.chdir(tmp_path)
+    setup = '\n\n[ "$USER" = me ] || true\npip install x\n'
+    (tmp_path / "setup.sh").write_text(setup)
+    (tmp_path / "run.sh").touch()
+    text = "#\n#\n#SBATCH -N 1\n#\nbash setup.sh\ntorchrun a.py --x 1\n"
+    done = import_script(Path("run.sh"), text, IMAGES, sandbox_here())
+    assert (5, "pip install x: not carried over") in [(one.line, one.what) for one in done.told]
+    assert not any("SBATCH" in one.what for one in done.told)
 
 
 MANIFESTS = [

@@ -57,12 +57,12 @@ def test_there_and_back_by_the_command_line(
     ranks, back = str(tmp_path / "ranks"), str(tmp_path / "back")
     assert cli.main(["checkpoint", "convert", str(ours), "--to", ranks, *options]) == 0
     assert cli.main(["checkpoint", "export", ranks, "--to", back, "--shard", "0.001"]) == 0
-    assert "the optimizer's state stays behind" in capsys.readouterr().out
+    assert "the optimizer's state isn't carried over" in capsys.readouterr().out
     same(tmp_path / "theirs", tmp_path / "back")
     assert cli.main(["checkpoint", "import", back, "--to", ranks]) == 2
     assert "isn't an empty folder" in capsys.readouterr().err
     assert cli.main(["checkpoint", "import", back, "--to", str(tmp_path / "again")]) == 0
-    assert "no optimizer's state comes with them" in capsys.readouterr().out
+    assert "the optimizer's state isn't imported" in capsys.readouterr().out
 
 
 def test_a_checkpoint_without_a_tokenizer_is_asked_for_one(

@@ -72,7 +72,7 @@ def request(plan: Plan) -> ComposeRequest:
         raise UsageError(
             f"resources.network: {plan.network}, and nodes on one machine have a network of "
             "their own",
-            "Leave resources.network out, or none for one that leads nowhere else.",
+            "Leave resources.network out, or set it to none: that network reaches nothing else.",
         )
     nodes = [*of_nodes(plan)]
     services = {node_name(rank): _service(node, rank) for rank, node in enumerate(nodes)}

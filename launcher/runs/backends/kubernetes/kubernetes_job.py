@@ -364,7 +364,7 @@ def _made(text: str) -> Dict:
         found = json.loads(text)
         if isinstance(found, dict) and found.get("metadata", {}).get("uid"):
             return found
-    raise EngineError("kubectl doesn't say what it has created")
+    raise EngineError("kubectl's answer doesn't name what it created")
 
 
 def _settled(words: tuple[str, ...]) -> tuple[str, ...]:

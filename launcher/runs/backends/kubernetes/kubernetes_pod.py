@@ -36,7 +36,7 @@ def faults(overlay: Mapping[str, Any], kind: str, node: str) -> Iterator[tuple[s
                 problem = (
                     f"kubernetes.pod: the container's {name} follows from the rest of the file"
                 )
-                yield problem, "Leave it out; a container with a name of its own is one more."
+                yield problem, "Leave it out. For a further container, give a name."
     for container in (one for key in CONTAINERS for one in spec.get(key, ())):
         for variable in container.get("env", ()):
             value = variable.get("value")

@@ -112,16 +112,16 @@ def object_name(plan: Plan) -> str:
 def _refuse(plan: Plan, asked: Kubernetes) -> None:
     faults = Faults()
     if plan.gpus.devices:
-        faults.add(f"gpus: {plan.gpus}: the cluster chooses which", "Give their number.")
+        faults.add(f"gpus: {plan.gpus}: the cluster chooses the GPUs", "Give their number.")
     if plan.spare:
-        faults.add("nodes.spare: a job has exactly its pods here", "Leave it out.")
+        faults.add("nodes.spare: here a job has a fixed number of pods", "Leave it out.")
     if plan.fewer:
-        faults.add("nodes.min: a job has all its pods or none here", "Leave it out.")
+        faults.add("nodes.min: here a job starts with all its pods or not at all", "Leave it out.")
     if plan.network not in (None, "host"):
-        faults.add(f"resources.network: {plan.network}: a pod has the cluster's", "Leave it out.")
+        faults.add(f"resources.network: {plan.network}: a pod uses the cluster's", "Leave it out.")
     if plan.devices:
-        remedy = "Ask for what the cluster calls them: kubernetes.resources: {rdma/ib: 1}."
-        faults.add(f"resources.devices: {plan.devices[0]}: a cluster gives them out", remedy)
+        remedy = "Use the cluster's name for them: kubernetes.resources: {rdma/ib: 1}."
+        faults.add(f"resources.devices: {plan.devices[0]}: the cluster assigns devices", remedy)
     if redacted(plan.argv) != plan.argv:
         faults.add("a secret among the program's arguments would stand in the cluster's objects")
     values = [name for name, value in plan.env if value is None or is_secret(name, value)]

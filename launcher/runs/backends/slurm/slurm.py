@@ -96,7 +96,7 @@ class SlurmBackend(host.SchedulerBackend):
 
     def _say_limit(self) -> None:
         if not self.asked.time:
-            host.tell("slurm.time isn't set: the partition's own time limit counts")
+            host.tell("slurm.time isn't set: the partition's own time limit applies")
 
     def start(self, plan: Plan, *, attach: bool) -> Job:
         from launcher.runs.backends.slurm import slurm_job

@@ -143,7 +143,7 @@ class SlurmJob(host.FolderJob):
         with suppress(OSError, ValueError):
             if not (told := _read(self._end(rank), 0).split()):
                 why = self._log(rank).strip().rpartition("\n")[2]
-                return NodeState(False, refused=why or "what Slurm says of it stands above")
+                return NodeState(False, refused=why or "Slurm's reason is above")
             code, at = told[-2:]
             return NodeState(True, ExitStatus(int(code)), float(at))
         return NodeState.ended_by_others()
@@ -173,7 +173,7 @@ class SlurmJob(host.FolderJob):
         try:
             files.write(self.folder / STOP, "")
         except OSError as error:
-            host.tell(f"can't ask the nodes by {self.folder / STOP}: {error.strerror}: scancel")
+            host.tell(f"can't write {self.folder / STOP}: {error.strerror}; calling scancel")
             self.kill()
 
     def kill(self) -> None:
@@ -213,7 +213,7 @@ def _remove(folder: Path, names: Sequence[str]) -> None:
         for name in names:
             owned.remove_file(folder / name, folder, missing_ok=True)
     except OSError as error:
-        host.tell(f"what Slurm wrote of run {folder.name} stays in {folder}: {error.strerror}")
+        host.tell(f"Slurm's files of run {folder.name} stay in {folder}: {error.strerror}")
 
 
 class _NodeOutput:

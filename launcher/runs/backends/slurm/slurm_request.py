@@ -103,8 +103,8 @@ def request(plan: Plan, asked: Slurm, folder: Path, sizes: Iterable[NodeSize] = 
     """The job of `plan`, with its files in `folder`. sizes: of the nodes, where Slurm has them"""
     if plan.cap_add and asked.container in INSIDE:
         raise UsageError(
-            f"resources.cap_add: {asked.container} starts containers without rights of their own",
-            "Leave it out: locked memory is the nodes' own limit there.",
+            f"resources.cap_add: {asked.container} can't add capabilities",
+            "Leave it out. For locked memory, the nodes' own limit applies.",
         )
     again, restart = CHAIN if asked.is_chain else REQUEUE
     goes_on, saved = asked.requeue or asked.is_chain, _saved(plan, asked)
@@ -274,8 +274,8 @@ def _saved(plan: Plan, asked: Slurm) -> str:
     """The folder that a job which starts again goes on from. Raises UsageError."""
     if asked.is_chain and not plan.options.get("save"):
         raise UsageError(
-            "slurm.array: with %1 each job goes on from what the one before saved",
-            "Set checkpoint.save; or without %1 each is a run of its own.",
+            "slurm.array: with %1, each job continues from the previous job's checkpoint",
+            "Set checkpoint.save, or leave out %1 for separate runs.",
         )
     key = "slurm.array" if asked.is_chain else "slurm.requeue"
     return shown.goes_on_from(plan, key) if asked.requeue or asked.is_chain else ""
