@@ -155,7 +155,7 @@ def report(files: Mapping[str, bytes]) -> str:
 def conclusion(files: Mapping[str, bytes]) -> str:
     """What it says in the end."""
     found = [line for line in report(files).splitlines() if line.startswith(CONCLUSION)]
-    return found[-1].removeprefix(CONCLUSION) if found else "the report says nothing"
+    return found[-1].removeprefix(CONCLUSION) if found else "the report is empty"
 
 
 def keep(folder: Path, found: Mapping[str, bytes]) -> Path | None:

@@ -10,8 +10,8 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.agent import runner
 from launcher.agent.checkpoints.folders import CheckpointFolder
+from launcher.agent.words import STOPPED
 from launcher.runs.explain import failures, logreader
 from launcher.runs.explain.loglines import by_source, parse
 from launcher.runs.plan.job import EndCause, ExitStatus
@@ -324,7 +324,7 @@ def test_a_first_step_ends_at_a_semicolon() -> None:
 
 RUN = "0a1b2c3d"
 DONE = "step 8\nfinished after iteration 8\n"
-LEFT = f"{runner.stopped(2)}\n"
+LEFT = f"{STOPPED}all 2 ranks ended after SIGTERM\n"
 ASKED = "runner: SIGTERM: asked 2 ranks to stop, waiting 600 s\n"
 THREE = "runner: rank 1 exited with code 3\n"
 ASKED_WHERE = "runner: rank 0 waits in barrier (a.py:1)\n"
