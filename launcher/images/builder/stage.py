@@ -330,7 +330,7 @@ def only_scripts(source: Path):  # type: ignore[no-untyped-def]  # shutil's own 
 
     def ignore(folder: str, names: list[str]) -> set[str]:
         if Path(folder) == source:
-            unwanted = ("megatron", "build", "tests")
+            unwanted = ("megatron", "build", "tests", "__pycache__")
             return {n for n in names if n in unwanted or ".egg" in n or n.startswith(".git")}
         return {n for n in names if n == "__pycache__"}
 
