@@ -108,7 +108,7 @@ def printed(path: Path) -> Iterator[tuple[str, list[str]]]:
 def typed(command: str) -> str:
     """What is executed for a command: a run that needs more than this machine has is a dry one."""
     if FOLLOWS.match(command):
-        return f"timeout -s KILL 8 {command}"
+        return f"timeout -s KILL 20 {command}"
     if ("--backend local" in command and "--gpus" not in command) or "--dry-run" in command:
         return command
     return STARTS.sub(r"\1 --dry-run\2", command)

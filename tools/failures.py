@@ -18,7 +18,7 @@ HEAD = """\
 # Known failures
 
 For people with a failed run: the failures that `launcher explain` knows, by family, and the first
-step against each. A failed run's last lines also name a failure and its cure by these words.
+step against each. When a run fails, its last lines name the failure and the cure, too.
 
 ```sh
 launcher explain slurm-4711.out   # the log of any training: a run, a file, or - for standard input

@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from launcher.runs.explain.refusals import INDEX, key, runs
+from launcher.runs.explain.refusals import INDEX, LONGEST_RUN, WORD, key
 
 HOLE = "\0"
 """What stands for a value in a message."""
@@ -27,6 +27,21 @@ HOLE = "\0"
 FILLED = re.compile(r"%[-+ #0-9.]*[sdifrgx]|\{[^{}]*\}")
 OWNERS = ("args", "self", "config", "cfg", "model_config", "transformer_config")
 MOST_OPTIONS = 4
+FEWEST_WORDS = 5  # of a message; fewer stand in other programs' messages too
+
+
+def runs(text: str, hole: str) -> list[list[str]]:
+    """The words of a message between its values, [] for one with too few; `hole` is a value.
+
+    A word that touches a value is a part of one, and no fixed word.
+    """
+    found = list[list[str]]()
+    for index, part in enumerate(parts := text.split(hole)):
+        cut = re.sub(r"^[\w-]+", "", part) if index else part
+        cut = re.sub(r"[\w-]+$", "", cut) if index < len(parts) - 1 else cut
+        if words := [word.lower() for word in WORD.findall(cut)]:
+            found.append(words[:LONGEST_RUN])
+    return found if sum(map(len, found)) >= FEWEST_WORDS else []
 
 
 def message(node: ast.expr | None) -> str:

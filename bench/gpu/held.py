@@ -2,8 +2,7 @@
 
 `python3 -m bench.gpu.held OPTIONS` is a rank's program in place of the trainer's, such as a job
 of bench.gpu.schedule with `program` starts. At the end each rank 0 prints the most that torch's
-allocator had allocated, by where in Python it was allocated and by size, the largest first; and
-the most that the GPU had beside what torch's allocator has reserved: CUDA's own, and symmetric memory.
+allocator had allocated, by where in Python it was allocated and by size, the largest first.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ from __future__ import annotations
 import os
 import re
 import sys
-import threading
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
@@ -82,27 +80,6 @@ def lines(events: Sequence[Mapping[str, Any]]) -> list[str]:
     return [*told, f"held: {(most - shown) / 2**20:9.1f} MiB in smaller groups"]
 
 
-class Beside:
-    """The most bytes that the GPU has had in use, without those that torch has reserved."""
-
-    def __init__(self) -> None:
-        self.most, self.ended = 0, threading.Event()
-        self.thread = threading.Thread(target=self._look, daemon=True)
-        self.thread.start()
-
-    def _look(self) -> None:
-        from torch import cuda
-
-        while not self.ended.wait(0.2):
-            free, whole = cuda.mem_get_info()
-            self.most = max(self.most, whole - free - cuda.memory_reserved())
-
-    def line(self) -> str:
-        self.ended.set()
-        self.thread.join()
-        return f"held: {self.most / 2**20:9.1f} MiB beside what torch has reserved"
-
-
 def main(argv: Sequence[str]) -> int:
     """The exit code of training."""
     import torch
@@ -114,10 +91,8 @@ def main(argv: Sequence[str]) -> int:
     if rank == 0:
         torch.cuda.set_device(device)
         torch.cuda.memory._record_memory_history(context="alloc", stacks="python")
-        beside = Beside()
     code = trainer.main(argv)
     if rank == 0:
-        print(beside.line())
         events = torch.cuda.memory._snapshot()["device_traces"][device]
         print("\n".join(lines(events)), flush=True)
     return code

@@ -2,9 +2,9 @@
 
 `python3 -m bench.gpu.routed OPTIONS` is a rank's program in place of the trainer's, such as a job
 of bench.gpu.schedule with `program` starts. At the end rank 0 prints, for steps further and further
-on, how many rows the busiest of 2, 4 and 8 ranks would have by the mean over layers, of what all
-have if tokens are spread evenly. ROUTED_TOGETHER: micro-batches that those ranks have at a time (1).
-What is counted: with expert parallelism the group's tokens, else this rank's; on the CPU too.
+on, how many rows the busiest of 2, 4 and 8 ranks would have, of the mean of all: a mean over
+layers, and each one's. With expert parallelism the group's tokens are counted, else this rank's.
+ROUTED_TOGETHER: micro-batches that those ranks would have at a time (1).
 """
 
 from __future__ import annotations

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import functools
 import inspect
+import io
 import os
-import pickle
 import queue
 from argparse import Namespace
 from collections.abc import Mapping
+from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 from launcher.agent.ranks.ending import OptionError
@@ -167,34 +168,23 @@ def prepare() -> None:
 
 
 class WriteResults:
-    """What a writing process reports, in memory that it inherits: Megatron's queue, for one item."""
+    """What a writing process reports, by memory that it inherits: Megatron's queue of one item."""
 
     def __init__(self) -> None:
-        self.descriptor = os.memfd_create("results")
+        self.file = io.FileIO(os.memfd_create("results"), "r+")
 
     def put(self, results: Any) -> None:
         """Keep these for `get_nowait`."""
-        with open(self.descriptor, "wb", closefd=False) as file:
-            file.seek(0)
-            pickle.dump(results, file)
+        self.file.seek(0)
+        self.file.write(ForkingPickler.dumps(results))
 
     def get_nowait(self) -> Any:
         """What was put since the last time; raises `queue.Empty` where nothing was."""
-        with open(self.descriptor, "r+b", closefd=False) as file:
-            file.seek(0)
-            kept = file.read()
-            file.truncate(0)
-        if not kept:
+        self.file.seek(0)
+        if not (kept := self.file.read()):
             raise queue.Empty
-        return pickle.loads(kept)
-
-
-def collect_results() -> None:
-    """Replace the queue of Megatron's writers: a process that imports torch, 3 s of CPU a rank."""
-    from megatron.core.dist_checkpointing.strategies import filesystem_async
-
-    if hasattr(os, "memfd_create") and filesystem_async._results_queue is None:
-        filesystem_async._results_queue = WriteResults()
+        self.file.truncate(0)
+        return ForkingPickler.loads(kept)
 
 
 def async_saving() -> tuple[Any, dict[str, Any]]:

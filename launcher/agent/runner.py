@@ -17,7 +17,6 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -112,39 +111,25 @@ def _own(log_dir: str, local_rank: int) -> Path:
     return Path(log_dir, f"{local_rank}.pid")
 
 
-def stopped(ranks: int) -> str:
-    """The last line where the runner was asked to stop and all ranks ended with 0.
-
-    Its beginning is `STOPPED`, by which the launcher recognises a stopped run.
-    """
-    return f"{STOPPED}all {ranks} ranks ended after SIGTERM"
-
-
+@dataclass
 class RankWatch:
     """Waits for a node's ranks, and decides when to ask and when to force them to end."""
 
-    def __init__(
-        self,
-        job: RankJob,
-        ranks: Mapping[int, subprocess.Popen[bytes]],
-        events: queue.SimpleQueue[Event],
-        collector: stall.Collector | None = None,
-        peers: PeerNodes | None = None,
-        log_dir: str = "",
-        check: DeviceCheck | None = None,
-    ) -> None:
-        self.log_dir, self.check = log_dir, check
-        self.job = job
-        self.ranks = ranks
-        self.events = events
-        self.collector = collector
-        self.peers = peers
+    job: RankJob
+    ranks: Mapping[int, subprocess.Popen[bytes]]
+    events: queue.SimpleQueue[Event]
+    collector: stall.Collector | None = None
+    peers: PeerNodes | None = None
+    log_dir: str = ""
+    check: DeviceCheck | None = None
+
+    def __post_init__(self) -> None:
         self.elsewhere: RemoteFailure | None = None
         self.reporting = threading.Lock()
-        self.running = set(ranks)
+        self.running = set(self.ranks)
         self.first_failure: Exit | None = None
         self.memory = oom.read()
-        self.data = bus.sizes(job.program)
+        self.data = bus.sizes(self.job.program)
         self.stopping = False
         self.deadline: float | None = None
         self.at_deadline: Callable[[], None] = lambda: None
@@ -231,7 +216,8 @@ class RankWatch:
         self.elsewhere = self.elsewhere or refusal
         if self.peers:
             self.peers.failed(refusal.why, refusal.code)
-        self._kill(refusal.killing)
+        if self.running:
+            self._kill("they may not go on")
 
     def _report(self, ranks: Mapping[int, int]) -> None:
         """Say where the ranks are; meanwhile they may end, and be asked to stop."""
@@ -272,9 +258,8 @@ class RankWatch:
         return self.ranks[local_rank].pid
 
     def _kill(self, why: str) -> None:
-        if why:
-            ranks = ", ".join(str(self.job.rank(n)) for n in sorted(self.running))
-            say(f"killing rank {ranks}: {why}")
+        ranks = ", ".join(str(self.job.rank(n)) for n in sorted(self.running))
+        say(f"killing rank {ranks}: {why}")
         self._signal_all(signal.SIGKILL, self.running)
 
     def _signal_all(self, signum: signal.Signals, local_ranks: Iterable[int]) -> None:
@@ -332,7 +317,7 @@ def run(job: RankJob, environ: Mapping[str, str]) -> int:
     if code and not (watch.stopping or watch.elsewhere):
         _say_refusal(job, environ)
     if watch.stopping and code == 0:
-        print(stopped(len(ranks)), file=sys.stderr, flush=True)
+        say(f"all {len(ranks)} ranks ended after SIGTERM", STOPPED)
     return code
 
 
@@ -377,8 +362,7 @@ def _ready(
             raise MismatchError(
                 "nsys isn't in this image: NVIDIA's have it, or profile.tool: torch"
             )
-        taken = partial(RanksRefused, killing="they may not save there")
-        saver = _hold(job, environ, lambda why: events.put(taken(why)), held)
+        saver = _hold(job, environ, lambda why: events.put(RanksRefused(why)), held)
     except MismatchError as unable:
         if job.nodes == 1:
             raise

@@ -166,7 +166,7 @@ def explain(args: Namespace) -> int:
     if how in ("finished", "stopped") and not (explained.signs or explained.suspects):
         lines = [f"run {args.log} {how}: it didn't fail"]
     print(json.dumps(explained.as_json(), indent=1) if args.json else "\n".join(lines))
-    return 0 if any(sign.failure.remedy for sign in explained.signs[:1]) else 1
+    return 0 if any(not sign.failure.located for sign in explained.signs[:1]) else 1
 
 
 @command(RUN)

@@ -352,6 +352,7 @@ def test_who_killed_for_memory_is_said(
     )
 
 
+NO_GPU = "no CUDA device is visible"
 ONCE_STARTED = """
 import os, time
 until = time.monotonic() + 60
@@ -364,9 +365,14 @@ time.sleep(0.3)  # a rank that ends at once is heard of first
 @pytest.mark.parametrize(
     ("there", "then", "code", "lines"),
     [
-        (1, "time.sleep(600)", 121, ["2 processes on 1 visible CUDA devices: make them equal"]),
-        (0, "sys.exit(3)", 121, ["no CUDA device is visible: give --cpu to run on the CPU"]),
-        (0, "sys.exit(0)", 121, ["no CUDA device is visible: give --cpu to run on the CPU"]),
+        (
+            1,
+            "time.sleep(600)",
+            121,
+            ["2 processes on 1 visible CUDA", "killing rank 0, 1: "],
+        ),
+        (0, "sys.exit(3)", 121, [f"{NO_GPU}: give --cpu to run", "killing rank 0: they may not "]),
+        (0, "sys.exit(0)", 121, [NO_GPU, "killing rank 0: they may not go on"]),
         (2, "sys.exit(3)", 3, ["rank 1 exited with code 3"]),
         (2, "sys.exit(0)", 0, []),
     ],
@@ -377,7 +383,7 @@ def test_gpus_are_checked_while_ranks_start(
     """The check, here as slow as it can be, neither delays the ranks nor comes after their end."""
     started = str(tmp_path / "started")
     gpus(there, ONCE_STARTED.format(file=started))
-    first = "sys.exit(0)" if code == 3 else then  # of several that fail any may be the first
+    first = then if code == 0 else "time.sleep(600)"  # of several any may be the first
     program = "import os, sys, time\nif os.environ['RANK'] == '1':\n"
     program += f"    open({started!r}, 'w').close()\n    {then}\n{first}\n"
     (tmp_path / "program.py").write_text(program)

@@ -226,10 +226,13 @@ def test_a_log_of_any_training_is_explained_from_a_file_or_standard_input(
     monkeypatch.setattr("sys.stdin", stdin)
     assert cli.main(["explain", "--json", "-"]) == 1
     told = json.loads(capsys.readouterr().out)
-    assert (told["causes"], told["suspects"][0]["text"]) == ([], "ValueError: no gizmo")
+    assert (
+        told["suspects"][0]["text"] == told["causes"][0]["said"]["text"] == "ValueError: no gizmo"
+    )
+    assert told["causes"][0]["certainty"] == "located"
     log.write_text("  File \"/x/train.py\", line 7, in main\nKeyError: 'gizmo'\n")
     assert cli.main(["explain", str(log)]) == 1  # where it failed is no cause
-    assert capsys.readouterr().out.startswith("unknown cause: raised by main of ")
+    assert capsys.readouterr().out.startswith("where it failed: raised by main of ")
 
 
 DRIVER = """\

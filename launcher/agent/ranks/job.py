@@ -191,12 +191,7 @@ def _parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
     add("--processes-per-node", type=int, dest="processes", metavar="N", required=True, help=here)
     add("--nodes", type=int, default=environ.get("PET_NNODES", "1"))
     add("--fewer", type=_numbers, default=(), help="how many will do, where some don't come: 2,3")
-    add(
-        "--wanted",
-        type=int,
-        default=0,
-        help="how many take part, those that are fit: the others are spare",
-    )
+    add("--wanted", type=int, default=0, help="how many that are fit take part: others are spare")
     add("--node-rank", type=int, default=environ.get("PET_NODE_RANK", "0"))
     add("--master-addr", default=environ.get("PET_MASTER_ADDR", ""), help="where rank 0 listens")
     add("--master-port", type=int, default=environ.get("PET_MASTER_PORT", "0"))

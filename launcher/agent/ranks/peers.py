@@ -30,13 +30,9 @@ class RemoteFailure:
 
 @dataclass(frozen=True)
 class RanksRefused(RemoteFailure):
-    """This node's ranks may not go on, since another run has their folder or GPUs don't fit them.
-
-    killing: why they are killed, where `why` doesn't say it.
-    """
+    """This node's ranks may not go on: another run has their folder, or GPUs don't fit them."""
 
     code: int = MismatchError.code
-    killing: str = ""
 
 
 class PeerNodes:

@@ -34,15 +34,17 @@ or another node, has failed. summary: only that something has.
 
 STATED = KINDS[2]
 AFTERWARDS = KINDS[3:]  # what may be what another failure has led to
-HEADS = {"cause": "cause", "clue": "this points to", "located": "unknown cause"}
+HEADS = {"cause": "cause", "clue": "this points to", "located": "where it failed"}
 SUSPECTS = 10
-NEAR = 40  # lines before an error in which its traceback is looked for
-RAISED, CHAINED, UNCAUGHT, LOUD, ECHO, FAR = (
-    re.compile(LINES[name]) for name in ("raised", "chained", "uncaught", "loud", "echo", "far")
+NOWHERE = "an error that no row knows: its line says what"
+MOST_NEAR = 4  # lines that may say why, of a summary
+NEAR = 64  # lines before an error in which its traceback is looked for
+RAISED, CHAINED, UNCAUGHT, ENDS, LOUD, ECHO, FAR = (
+    re.compile(LINES[name])
+    for name in ("raised", "chained", "uncaught", "ends", "loud", "echo", "far")
 )
 RAISED_OR_CHAINED = re.compile(f"{RAISED.pattern}|{CHAINED.pattern}", re.MULTILINE)
 NOTABLE = re.compile(f"{RAISED_OR_CHAINED.pattern}|{LOUD.pattern}", re.MULTILINE)
-FRAME = re.compile(r'File "\S*?(megatron/\S+)\.py", line \d+, in (\w+)')
 COMMAND = re.compile(r"`([^`]+)`")  # a command in a cure
 
 
@@ -50,17 +52,16 @@ COMMAND = re.compile(r"`([^`]+)`")  # a command in a cure
 class Failure:
     """A row of known/FAMILY.yaml: a failure, and how a log shows it.
 
-    name: what failed, in a few words. cure: what mends it. either: its causes where it has several,
-    each with its cure, the likeliest first; such a row, like a report, is but a clue. source:
-    threads that report it, or who writes it. since: the first release that writes one of its texts,
-    by its sources; `any` where all do that the matrix has. says: regular expressions (MULTILINE) of
-    lines without their prefixes; one is in its output. who: whose words they are
-    (loglines.SPEAKERS), "" for anybody's. kind: one of KINDS. raised: an expression of where
-    Megatron raises what is else unknown (refusals.py). cause: the end that shows it alone, where
-    nothing was written (EndCause). sets: KEY=VALUE that `resume` has to set, so that it does not
-    fail so again. of_node: whether it is a fault of the machine that writes it. warns: whether a
-    warning may show it; an unknown error after its report outranks it. of_code: whether its causes
-    hold for code of installed packages alone. row: its name before a log's words are in it.
+    name: what failed, in a few words. cure: what mends it. either: several causes, each with its
+    cure, the likeliest first; such a row, like a report, is but a clue. source: threads that report
+    it, or who writes it. since: the first release that writes one of its texts; `any` for all of
+    the matrix. says: regular expressions (MULTILINE) of lines without their prefixes; one is in its
+    output. who: whose words they are (loglines.SPEAKERS), "" for anybody's. kind: one of KINDS.
+    raised: where Megatron raises what is else unknown (refusals.py). cause: the end that shows it
+    alone (EndCause). sets: KEY=VALUE that `resume` has to set. of_node: a fault of the machine that
+    writes it. warns: a warning may show it; an unknown error after its report outranks it. of_code:
+    its causes hold for code of installed packages alone. located: it says but where it failed; its
+    cure is what to try first. row: its name before a log's words are in it.
     """
 
     name: str
@@ -78,6 +79,7 @@ class Failure:
     of_node: bool = False
     warns: bool = False
     of_code: bool = False
+    located: bool = False
     row: str = ""
 
     @property
@@ -88,7 +90,7 @@ class Failure:
     @property
     def certainty(self) -> str:
         """cause: what failed. clue: several causes, or another's end. located: only where."""
-        if not self.remedy:
+        if self.located:
             return "located"
         return "clue" if self.either or self.follows else "cause"
 
@@ -105,8 +107,9 @@ class Failure:
         frames = stated.traceback(before)
         if self.of_code and not frames:
             return None
-        if self.of_code and not stated.INSTALLED.search(frames[-1][1]):
-            return replace(self, name=stated.location(frames), cure="", either=())
+        if self.of_code and not stated.TIED.search(frames[-1][1]):
+            cure = stated.first_step(match[0], "")
+            return replace(self, name=stated.location(frames), cure=cure, either=(), located=True)
         found = stated.values(match, frames)
         name, cure, *either = (
             stated.fill(one, found) for one in (self.name, self.cure, *self.either)
@@ -132,8 +135,16 @@ class FailureSign:
     def lines(self) -> list[str]:
         """The lines to print."""
         quoted = f": {self.said.text}" if self.said else ""
-        head = HEADS[self.failure.certainty]
-        return [f"{head}: {self.failure.name}{quoted}", *_cures(self.failure)]
+        head = f"{HEADS[self.failure.certainty]}: {self.failure.name}"
+        return [f"{head}{quoted}", *_cures(self.failure)]
+
+    @property
+    def as_dict(self) -> dict[str, Any]:
+        """The same for programs."""
+        known = self.failure
+        same = {name: getattr(known, name) for name in ("row", "certainty", "family", "either")}
+        cure = {"cure": known.remedy, "commands": COMMAND.findall(known.remedy)}
+        return {"cause": known.name, **same, **cure, "said": self.said and asdict(self.said)}
 
 
 @cache
@@ -174,20 +185,41 @@ class Explanation:
     about: dict[str, str] = field(default_factory=dict)
 
     @property
+    def first(self) -> FailureSign | None:
+        """The first cause; where none is known, the first error whose place is, or the first."""
+        if self.signs:
+            return self.signs[0]
+        ends = [one for one in self.suspects if one.raised_by or ENDS.match(one.words)]
+        if not ends:
+            return None
+        said = next((one for one in ends if one.raised_by), ends[0])
+        name, cure = said.raised_by or NOWHERE, stated.first_step(said.words, said.raised_by)
+        where = Failure(name, "", "any", (), "", cure, located=True)
+        return FailureSign(where, said, said.line)
+
+    @property
     def lines(self) -> list[str]:
         """The lines to print: the cause and its place, the cure, what may be ignored."""
         rest = ((one.failure.name, one.said) for one in self.signs[1:] or self.aftermath)
         follows = [f"  {name} ({said.where})" if said else f"  {name}" for name, said in rest]
         after = ["what follows from it, or came after it:", *follows] if follows else []
-        if not self.signs:
+        if (first := self.first) is None:
             suspects = [line for said in self.suspects for line in _shown(said)]
             told = "; these lines look most like one:" if suspects else ", nor a line like one"
             return [f"no known cause{told}", *suspects, *after, *self._asking]
-        known, said = self.signs[0].failure, self.signs[0].said
+        known, said = first.failure, first.said
         log = [f"log: {said.where}: {said.text}", said.raised_by] if said else []
         quoted = [line for line in log if line not in ("", known.name)]
-        cause = [f"{HEADS[known.certainty]}: {known.name}", *quoted, *_cures(known)]
+        cause = [f"{HEADS[known.certainty]}: {known.name}", *quoted, *_cures(known), *self._near]
         return [*cause, *after, *(self._asking if known.certainty != "cause" else [])]
+
+    @property
+    def _near(self) -> list[str]:
+        """Of a summary, the lines that may say why, those before it last."""
+        said = self.signs[0].said if self.signs and self.signs[0].kind == KINDS[-1] else None
+        quoted = {sign.said.text for sign in self.signs if sign.said}
+        lines = [one for one in self.suspects if said and one.text not in quoted]
+        return ["lines that may say why:", *chain(*map(_shown, lines[:MOST_NEAR]))] * bool(lines)
 
     @property
     def _asking(self) -> list[str]:
@@ -196,9 +228,10 @@ class Explanation:
 
     def as_json(self) -> dict[str, Any]:
         """The same for programs: cause, its sign, commands that look or mend, what follows."""
+        first = [self.first] if self.first else []
         return {
-            "causes": [_as_dict(sign) for sign in self.signs[:1]],
-            "follows": [_as_dict(sign) for sign in self.signs[1:] or self.aftermath],
+            "causes": [sign.as_dict for sign in first],
+            "follows": [sign.as_dict for sign in self.signs[1:] or self.aftermath],
             "suspects": [] if self.signs else [asdict(said) for said in self.suspects],
             "about": self.about,
         }
@@ -206,25 +239,12 @@ class Explanation:
 
 def _cures(known: Failure) -> list[str]:
     if not known.either:
-        return [f"cure: {known.cure}"] if known.cure else []
+        return [f"{'first step' if known.located else 'cure'}: {known.cure}"]
     return ["cure, the likeliest cause first:", *(f"  {one}" for one in known.either)]
 
 
 def _shown(said: LogLine) -> list[str]:
     return [f"  {said.where}: {said.text}", *([f"    {said.raised_by}"] * bool(said.raised_by))]
-
-
-def _as_dict(sign: FailureSign) -> dict[str, Any]:
-    return {
-        "cause": sign.failure.name,
-        "row": sign.failure.row,
-        "certainty": sign.failure.certainty,
-        "family": sign.failure.family,
-        "cure": sign.failure.remedy,
-        "either": sign.failure.either,
-        "commands": COMMAND.findall(sign.failure.remedy),
-        "said": asdict(sign.said) if sign.said else None,
-    }
 
 
 def explain(log: Iterable[bytes], cause: EndCause = EndCause.ITSELF) -> Explanation:
@@ -240,9 +260,9 @@ def explain(log: Iterable[bytes], cause: EndCause = EndCause.ITSELF) -> Explanat
         _suspect(by_source(kept), raised, loud)
     _place(list(raised.values()), signs)
     suspects = [*raised.values(), *loud.values()][:SUSPECTS]
+    suspects.sort(key=lambda said: said.line)
     ordered, unknown = _ordered(list(signs.values()), list(raised.values()))
     named, aftermath = ([], ordered) if unknown else (ordered, [])
-    suspects.sort(key=lambda said: said.line)
     return Explanation(named, suspects, aftermath, reader.about)
 
 
@@ -257,7 +277,7 @@ def _find(lines: list[Words], signs: dict[str, FailureSign]) -> None:
         for match in chain.from_iterable(pattern(known).finditer(text, *span) for span in spans):
             first = bisect_right(starts, match.start()) - 1
             last = bisect_right(starts, max(0, match.end() - 1)) - 1
-            if not _may_say(lines[last], known) or _is_said_elsewhere(lines[last], known, signs):
+            if not _may_say(lines[last], known, signs):
                 continue
             if row := known.filled(match, lines[max(0, last - NEAR) : last]):
                 said = _located(lines, last)
@@ -272,17 +292,14 @@ def _joined(lines: list[Words]) -> tuple[str, list[int]]:
     return "\n".join(line.text for line in lines), [*starts]
 
 
-def _may_say(line: Words, known: Failure) -> bool:
-    """Whether it is one of the row's speakers, and not a warning where the row is of errors."""
-    ends = known.kind != STATED or UNCAUGHT.match(line.text)
-    is_loud = known.warns or not line.warns
-    return bool(ends) and is_loud and (not known.who or line.speaker in known.who)
-
-
-def _is_said_elsewhere(line: Words, known: Failure, signs: dict[str, FailureSign]) -> bool:
-    """Whether a row of stated errors isn't wanted: another row has the line, or may have."""
+def _may_say(line: Words, known: Failure, signs: dict[str, FailureSign]) -> bool:
+    """Whether it is of the row's speakers, no warning, and for a stated error no other row's."""
+    if (line.warns and not known.warns) or (known.who and line.speaker not in known.who):
+        return False
+    if known.kind != STATED:
+        return True
     taken = (sign.first <= line.number <= sign.said.line for sign in signs.values() if sign.said)
-    return known.kind == STATED and (any(taken) or _is_known(line.text))
+    return bool(UNCAUGHT.match(line.text)) and not any(taken) and not _is_known(line.text)
 
 
 def _place(raised: list[LogLine], signs: dict[str, FailureSign]) -> None:
@@ -322,12 +339,8 @@ def _located(lines: list[Words], index: int) -> LogLine:
     line = lines[index]
     if not RAISED.search(line.text):
         return line.quoted
-    where = refusals.find(line.text)
-    if not where:
-        before = lines[max(0, index - NEAR) : index]
-        frames = [frame for line in before if (frame := FRAME.search(line.text))]
-        where = f"raised under {frames[-1][2]} of {frames[-1][1]}.py" if frames else ""
-        where = where or stated.location(stated.traceback(before))
+    before = stated.traceback(lines[max(0, index - NEAR) : index])
+    where = refusals.find(line.text) or stated.location(before)
     return replace(line.quoted, raised_by=where)
 
 

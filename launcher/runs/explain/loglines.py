@@ -47,6 +47,11 @@ class LogLine:
     raised_by: str = ""
 
     @property
+    def words(self) -> str:
+        """Its text without prefixes."""
+        return parse(self.line, self.text).text
+
+    @property
     def where(self) -> str:
         """The line's number, and who wrote it when, as far as it says so."""
         rank = f"rank {self.rank}" if self.rank else ""

@@ -18,22 +18,6 @@ WORD = re.compile(r"[A-Za-z_]+")
 LONGEST_RUN = 8
 """Words between two values of a message that are compared: a log may break a line after more."""
 
-FEWEST_WORDS = 5  # of a message; fewer stand in other programs' messages too
-
-
-def runs(text: str, hole: str) -> list[list[str]]:
-    """The words of a message between its values, [] for one with too few; `hole` is a value.
-
-    A word that touches a value is a part of one, and no fixed word.
-    """
-    found = list[list[str]]()
-    for index, part in enumerate(parts := text.split(hole)):
-        cut = re.sub(r"^[\w-]+", "", part) if index else part
-        cut = re.sub(r"[\w-]+$", "", cut) if index < len(parts) - 1 else cut
-        if words := [word.lower() for word in WORD.findall(cut)]:
-            found.append(words[:LONGEST_RUN])
-    return found if sum(map(len, found)) >= FEWEST_WORDS else []
-
 
 def key(words: list[str]) -> str:
     """A run's words as the index has them: their number and a hash."""

@@ -8,8 +8,13 @@ from collections.abc import Iterable
 
 from launcher.runs.explain.loglines import LINES, Words
 
-FRAME = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
-INSTALLED = re.compile(r"(?:site|dist)-packages/(\w+)")
+FRAME = re.compile(r'(?:File "?|^(?=\S+\.py:\d+ in ))([^"]+?)(?:", line |:)(\d+),? in (\S+)')
+"""A frame of a traceback, Python's, IPython's or rich's: its file, line and function."""
+
+INSTALLED = re.compile(r"(?:site|dist)-packages[/\\](\w+)")
+TIED = re.compile(r"(?:site|dist)-packages[/\\](?!(?:torch|numpy|scipy|pandas)[/\\])\w")
+"""Installed code whose errors are of releases: not what every program calls."""
+
 CHECKOUT = re.compile(r"/(megatron|nemo|verl|swift|slime|torchtitan)/")
 PASSED = re.compile(
     r"/lib/python3[\d.]*/(?!(?:site|dist)-packages)|torch/nn/modules/module\.py$|^<"
@@ -18,6 +23,8 @@ PASSED = re.compile(
 
 HOLE = re.compile(r"\{(\w+)\}")
 PROGRAM = "the program"
+OWNER = re.compile(r"\(code of (\w+)\)")  # in location()
+STEPS = [(re.compile(says), step) for says, step in LINES["steps"].items()]
 
 
 def fill(text: str, found: dict[str, str]) -> str:
@@ -26,13 +33,7 @@ def fill(text: str, found: dict[str, str]) -> str:
 
 
 def values(match: re.Match[str], frames: list[re.Match[str]]) -> dict[str, str]:
-    """What a match's groups name; {} where its expression has none.
-
-    package: what pip calls its module. caller and place: the package and the function whose line
-    raised it, by the frames of its traceback.
-    """
-    if not match.re.groupindex:
-        return {}
+    """What a match's groups name, and by its frames the caller (a package) and its place."""
     found = {name.rstrip("_"): value for name, value in match.groupdict().items() if value}
     module = found.get("module", "").partition(".")[0]
     is_python = module in sys.stdlib_module_names
@@ -54,13 +55,22 @@ def traceback(before: Iterable[Words]) -> list[re.Match[str]]:
     return frames
 
 
+def first_step(error: str, place: str) -> str:
+    """What to try first about an error that says but where it failed, by its exception."""
+    owner = OWNER.search(place)
+    found = {"package": LINES["packages"].get(owner[1], owner[1]) if owner else PROGRAM}
+    return next(fill(step, found) for says, step in STEPS if says.search(error))
+
+
 def location(frames: list[re.Match[str]]) -> str:
-    """Which line raised an error, whose code it is and what called it; "" without a traceback."""
+    """Which line raised an error, whose code it is, and which other code called it; "" for none."""
     if not frames:
         return ""
-    code = _owner(frames[-1]) or "your script or checkout"
-    called = f", called by {_place(frames[-2])}" if len(frames) > 1 else ""
-    return f"raised by {_place(frames[-1])} (code of {code}){called}"
+    *calls, last = frames
+    owner = _owner(last)
+    others = [frame for frame in calls if _owner(frame) != owner] or calls
+    called = f", called by {_place(others[-1])}" if others else ""
+    return f"raised by {_place(last)} (code of {owner or 'your script or checkout'}){called}"
 
 
 def _owner(frame: re.Match[str]) -> str:

@@ -93,7 +93,7 @@ def supervise(
             tell(back or f"starting it again: {again} of {restarts} times")
             stopped = stopper.wait(min(FIRST_PAUSE * 2 ** max(again - 1, 0), LONGEST_PAUSE))
             if stopped or owner.asked_to_stop(job.run):
-                tell("stopped before it was started again")
+                tell("stopped before it was restarted")
                 break
             job = stopper.started(start, attempt)
         return found

@@ -135,7 +135,7 @@ def fewer(
         return ()
     place = origin.place("nodes.min")
     if training.model_fields_set and not training.global_batch_size:
-        problem = f"{place}: the batch of a step would be another with fewer nodes"
+        problem = f"{place}: the batch of a step would change with fewer nodes"
         raise UsageError(problem, "Set training.global_batch_size.")
     size = micro_batch(config, layout(config, processes))
     same = training.model_copy(update={"micro_batch_size": size})

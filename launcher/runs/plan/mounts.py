@@ -204,5 +204,5 @@ def path_of(text: str, host: Host) -> str:
     if user == "~":
         text = host.home + slash + rest
     elif user.startswith("~"):
-        raise UsageError(f"{text}: of ~ only your own folder is known", "Write the folder out.")
+        raise UsageError(f"{text}: only your own ~ is known", "Write the folder out.")
     return normpath(join(host.cwd, text))

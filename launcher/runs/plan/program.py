@@ -172,7 +172,7 @@ def _check_guard(
     """Refuse to go back where there is nothing to go back to, or batches can't be passed over."""
     where, instead = origin.place("guard"), "Set on_nan and on_spike to warn or end."
     if started.kind is ProgramKind.SCRIPT:
-        faults.add(f"{where}: {config.program} can't pass over batches", instead)
+        faults.add(f"{where}: {config.program} can't skip batches", instead)
     there = (
         table().options_of(facts.release or "") if started.kind is ProgramKind.UPSTREAM else None
     )

@@ -166,7 +166,7 @@ def _warms(unit: str) -> OptionRule:
         return 0 < decay <= o.number(f"lr_warmup_{unit}") and not o.has("skip_train")
 
     mend = f"Set it below training.lr_decay_{unit}, which is training.train_{unit} unless given."
-    return OptionRule(f"lr_warmup_{unit}", broken, "the warm-up is as long as the decay", mend)
+    return OptionRule(f"lr_warmup_{unit}", broken, "the warm-up isn't shorter than the decay", mend)
 
 
 # Rows of an option, what breaks the rule, what is wrong, how to mend it, and the releases.
@@ -241,7 +241,7 @@ RULES = (
     *(_warms(unit) for unit in ("iters", "samples")),
     OptionRule("lr_warmup_fraction",
          lambda o: o.number("lr_warmup_fraction") >= 1 and not o.has("skip_train"),
-         "the warm-up is as long as the decay", "Set it below 1."),
+         "the warm-up isn't shorter than the decay", "Set it below 1."),
     OptionRule("lr_decay_style", lambda o: (
              o.text("lr_decay_style") == "WSD"
              and not o.has("lr_wsd_decay_iters", "lr_wsd_decay_samples")),

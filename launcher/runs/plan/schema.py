@@ -20,7 +20,7 @@ from launcher.runs.runfile.config import RunConfig
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 DESCRIPTIONS = {
     "name": "Begins the container's name.",
-    "image": 'A row of the matrix ("24.10"), an image by its full name, or {tag:, megatron:}.',
+    "image": 'A row ("24.10"), an image by name, or {tag:, megatron:, extras:, python:}.',
     "program": "gpt, pretrain_gpt.py and its like in the image, or ./mine.py of this machine.",
     "source": "A Megatron-LM checkout of this machine, in place of the image's Megatron.",
     "megatron": 'What a series that this launcher doesn\'t know is taken for: {as: "0.19"}.',

@@ -112,7 +112,7 @@ class Differences:
             last = [f"{axis.name} {axis.told(at)}".strip() for axis, at in mine if at][-1]
             done, steps = sum(at for _, at in mine), sum(axis.steps for axis, _ in mine)
             one = f"BAD's {kind} {last}"
-            parts.append(one if done == 1 else f"{done} of BAD's {steps} {kind}s, to {last}")
+            parts.append(one if done == 1 else f"{done} of BAD's {steps} {kind}s, up to {last}")
         return "GOOD with " + ", ".join(parts)
 
 

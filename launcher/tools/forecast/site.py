@@ -32,8 +32,8 @@ BEYOND = 1.25
 
 UNEVEN = "; tokens are taken to be spread evenly over experts, and at most all choose the same ones"
 ALIKE = (
-    f"; in the first {costs.ALIKE} steps on a text all tokens are taken to choose the same experts, "
-    "and then to be spread evenly"
+    f"; in the first {costs.ALIKE} steps on a text all tokens are taken to choose the same "
+    "experts, and then to be spread evenly"
 )
 
 NAMES = {costs.MACHINE: "within a machine", costs.NETWORK: "between machines"}

@@ -93,7 +93,7 @@ def table(results: Iterable[CellResult], without: Iterable[Cell] = ()) -> str:
         cells = map(_cell, (one.tag, one.megatron, one.told, expected, one.trained_on))
         lines.append(_row(*cells, why))
     if without:
-        lines += ["", f"Without a result: {', '.join(cell.tag for cell in without)}."]
+        lines += ["", f"Not tried by `matrix compat`: {', '.join(cell.tag for cell in without)}."]
     return "\n".join(lines) + "\n"
 
 

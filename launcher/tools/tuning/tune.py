@@ -33,7 +33,7 @@ HEADS = f"{'ms a step':>10}  {'GB':>6}  setting"
 
 
 HELPS = {
-    "the host": "which starts kernels one by one; on GPUs, program: gpt starts a step at once",
+    "the host": "which starts kernels one by one; on GPUs, program: gpt starts them together",
     "communication": "which grows with the processes that a model is split over",
     "arithmetic": "which is the model's own",
     measure.TRAFFIC: "by all that isn't products: norms, dropout, the optimizer, copies",

@@ -27,6 +27,7 @@ from megatron.core.dist_checkpointing.mapping import (
     apply_factories,
     is_main_replica,
 )
+from megatron.core.dist_checkpointing.strategies import filesystem_async
 
 from launcher.agent import compat
 from launcher.agent.checkpoints import folders, lineage
@@ -217,7 +218,8 @@ def save(
         _on_rank_0(lambda: _make(partial, mine))
         if beside:  # what follows waits for no GPU while it copies
             beside[2].replace(state)
-        compat.collect_results()
+        if hasattr(os, "memfd_create") and filesystem_async._results_queue is None:
+            filesystem_async._results_queue = compat.WriteResults()  # a process's costs 3 s of CPU
         request = dist_checkpointing.save(state, str(partial), **(beside[1] if beside else {}))
 
         def publish() -> None:

@@ -145,12 +145,6 @@ def loader(arguments: argparse.Namespace, dataset: Any, first_sample: int) -> An
     )
 
 
-def end_workers(loader: Any) -> None:
-    """End a loader's workers: at exit torch waits 5 s for each that pins memory."""
-    if (iterator := getattr(loader, "_iterator", None)) is not None:
-        iterator._shutdown_workers()
-
-
 def _several_nodes() -> bool:
     """Whether this run has ranks on other nodes, by torchrun's variables."""
     world = os.environ.get("WORLD_SIZE", "1")

@@ -30,6 +30,7 @@ from launcher.base import files
 from launcher.trainer.gpt.arguments import RankLayout
 
 MEGABYTE = 1024 * 1024
+SPLIT = ("tensor", "pipeline", "context", "expert", "data")
 STATM = Path("/proc/self/statm")  # proc(5): total and resident pages, …
 
 
@@ -175,11 +176,7 @@ def summary(
         "final_loss": loss if math.isfinite(loss) else None,
         "layout": {
             "world_size": layout.world,
-            "tensor": layout.tensor,
-            "pipeline": layout.pipeline,
-            "context": layout.context,
-            "expert": layout.expert,
-            "data": layout.data,
+            **{name: getattr(layout, name) for name in SPLIT},
             "micro_batch_size": arguments.micro_batch_size,
             "global_batch_size": arguments.global_batch_size,
         },

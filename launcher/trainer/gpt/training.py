@@ -170,8 +170,9 @@ class Trainer:
         self._finish_saving(wait=True)
         if not reason and not self._evaluate():
             reason = ASKED
-        data.end_workers(loader)
-        data.end_workers(self.evaluation.loader)
+        for each in (loader, self.evaluation.loader):  # at exit torch waits 5 s for each worker
+            if getattr(each, "_iterator", None) is not None:
+                each._iterator._shutdown_workers()
         end = f"after iteration {self.progress.iteration}"
         self.report.end(f"stopped {end}: {reason}" if reason else f"finished {end}")
 

@@ -153,10 +153,30 @@ def test_a_place_is_told_of_what_no_release_says() -> None:
         "RuntimeError: the gizmo is upside down",
     ]
     found = failures.explain(["\n".join(log).encode()])
-    assert (
-        found.suspects[0].raised_by
-        == "raised under forward of megatron/core/transformer/moe/router.py"
+    where = "raised by forward of transformer/moe/router.py, line 9 (code of megatron)"
+    assert found.suspects[0].raised_by == where
+
+
+def test_who_called_a_package_is_told() -> None:
+    """The frame before was torch's own, and what had called torch wasn't in the answer."""
+    frames = ["/home/x/train.py", "/x/site-packages/torch/a.py", "/x/site-packages/torch/b.py"]
+    log = [f'File "{path}", line 9, in turn' for path in frames]
+    found = failures.explain(["\n".join([*log, "FrobnicateError: upside down"]).encode()])
+    assert found.first
+    assert found.first.failure.name == (
+        "raised by turn of site-packages/torch/b.py, line 9 (code of torch), "
+        "called by turn of home/x/train.py, line 9"
     )
+    assert found.lines[0].startswith("where it failed: raised by turn of ")
+    assert found.lines[2].startswith("first step: ")
+
+
+def test_a_summary_has_the_lines_that_may_say_why() -> None:
+    """Only the line that sums up was quoted; what the tool had said before it wasn't."""
+    log = ["helper: ERROR: the gizmo is upside down", "FATAL:   it can't go on"]
+    found = failures.explain(["\n".join(log).encode()])
+    assert found.signs[0].kind == "summary"
+    assert found.lines[-2:] == ["lines that may say why:", f"  line 1: {log[0]}"]
 
 
 def test_what_to_say_with_a_question_is_told() -> None:

@@ -105,7 +105,7 @@ def test_a_caught_error_in_a_line_of_a_log_is_no_end() -> None:
 def test_of_two_rows_in_a_line_the_later_one_is_the_reason() -> None:
     """`Unable to allocate resources: Socket timed out` was told as resources that aren't there."""
     text = "srun: error: Unable to allocate resources: Socket timed out on send/recv operation"
-    assert first(text).failure.row == "Slurm's controller doesn't answer"
+    assert first(text).failure.row == "Slurm's controller or a node's daemon doesn't answer"
 
 
 def test_programs_are_told_whether_it_is_a_cause_or_a_clue() -> None:
@@ -150,6 +150,7 @@ def test_an_error_of_ones_own_code_is_located(error: str) -> None:
     for text in (OWN + error, OWN + inner + error):
         found = first(text).failure
         assert (found.certainty, found.either) == ("located", ())
+        assert found.cure
         assert found.name == (
             "raised by turn of home/x/model.py, line 7 (code of your script or checkout), "
             "called by <module> of home/x/train.py, line 9"
@@ -184,3 +185,10 @@ def test_an_unknown_error_is_located() -> None:
     """Only Megatron's own lines were; a thread that asks needs the line that raised it."""
     said = failures.explain([(OWN + "FrobnicateError: upside down").encode()]).suspects[0]
     assert said.raised_by.startswith("raised by turn of home/x/model.py, line 7 (code of your")
+
+
+def test_an_error_in_torch_is_of_who_called_it() -> None:
+    """A checkpoint without an optimizer was told as releases of torch that don't fit."""
+    found = first(OWN + SITE.format("torch/optim/x.py") + "KeyError: 'gizmo'").failure
+    assert found.certainty == "located"
+    assert found.name.endswith("(code of torch), called by turn of home/x/model.py, line 7")

@@ -319,7 +319,7 @@ def test_a_stop_in_the_pause_is_told(runs: Path, monkeypatch: pytest.MonkeyPatch
     signals((signal.SIGINT, lambda: "starting it again: 1 of 8 times" in said))
     assert supervise.supervise(engine(), start, restarts=8).code == 1
     assert start.asked == [0]
-    assert said[-1] == "stopped before it was started again"
+    assert said[-1] == "stopped before it was restarted"
     assert start.jobs[0].calls == ["remove"]
 
 

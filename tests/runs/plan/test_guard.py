@@ -19,7 +19,7 @@ SAVED = "checkpoint: {save: out, save_interval: 10}\n"
     ("text", "release", "told"),
     [
         (OURS + BACK, "0.16.1", ":7: guard: rewind needs checkpoints to go back to"),
-        (MINIMAL + "program: ./mine.py\n" + BACK, "0.16.1", "can't pass over batches"),
+        (MINIMAL + "program: ./mine.py\n" + BACK, "0.16.1", "can't skip batches"),
         (UPSTREAMS + SAVED + BACK, "0.9.0", "rewind needs --iterations-to-skip: Megatron 0.9.0"),
         (OURS + "guard: {on_flat: rewind}\n", "0.16.1", "guard.on_flat"),
         (OURS + "guard: {window: 19}\n", "0.16.1", "guard.window"),

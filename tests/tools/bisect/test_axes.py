@@ -155,6 +155,6 @@ def test_a_point_is_told_by_what_it_has_of_bad() -> None:
     assert [*told.values()] == [
         "GOOD",
         "BAD",
-        "GOOD with 2 of BAD's 3 commits, to c",
-        "GOOD with 3 of BAD's 3 commits, to d, BAD's key y 2",
+        "GOOD with 2 of BAD's 3 commits, up to c",
+        "GOOD with 3 of BAD's 3 commits, up to d, BAD's key y 2",
     ]

@@ -235,7 +235,7 @@ def test_what_is_committed_is_shown(tmp_path: Path) -> None:
     assert html.rendered(tmp_path) == files
     rows = {Cell("24.02", "0.16.1"): "runs", Cell("cpu-3.13", "0.19.2"): None}
     shown_rows = html.rendered(tmp_path, rows)[page]
-    assert re.search(r"^Without a result: .*\bcpu-3\.13\.$", shown_rows, re.MULTILINE)
+    assert re.search(r"^Not tried by `matrix compat`: .*\bcpu-3\.13\.$", shown_rows, re.MULTILINE)
     assert "| 24.02 | 0.16.1 |" not in shown_rows
     page.write_text("no markers")
     with pytest.raises(UsageError, match=r"compat\.md"):

@@ -125,7 +125,7 @@ class ClusterQuery(host.SchedulerQuery):
         """Say why nodes haven't begun, once for each reason."""
         reasons = [_waits(pod) for _, pod in sorted(self.pods.items())]
         if (self.owner or {}).get("spec", {}).get("suspend"):
-            reasons.append("suspended, as a queue has it")
+            reasons.append("suspended by a queue")
         for why in filter(None, reasons):
             self.tell(f"the run waits: {why}")
 
