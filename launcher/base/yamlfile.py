@@ -91,10 +91,7 @@ class KeyFault(ValueError):
 
 
 def load(path: Path, model: type[Model]) -> Model:
-    """Validate the file at `path` as `model`.
-
-    Raises UsageError for a file that can't be read, isn't YAML, repeats a key or doesn't fit.
-    """
+    """The file at `path` as `model`. Raises UsageError where it can't be read or doesn't fit."""
     return parse(read(path, str(path)), model, name=str(path))
 
 

@@ -182,10 +182,7 @@ def _unfinished(path: Path, iteration: int, newest: str) -> str:
 
 
 def newest_complete(root: Path, line: str = "") -> CheckpointFolder | None:
-    """The checkpoint to go on from, or None where there is none; raises as `scan`.
-
-    Of a `line`'s own alone, where one is given.
-    """
+    """The newest complete checkpoint, of `line` where it is given, or None; raises as `scan`."""
     return next((each for each in newest_first(root, line) if not each.problem), None)
 
 

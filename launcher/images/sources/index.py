@@ -59,10 +59,7 @@ class _Page(BaseModel):
 
 
 def sdist(pin: str, site: Settings) -> Path:
-    """The source distribution of `name==version --hash=sha256:…`, from the cache or an index.
-
-    Raises BuildError for one that can't be fetched or whose hash is another.
-    """
+    """The sdist of `name==version --hash=sha256:…`, from cache or index. Raises BuildError."""
     digest = sha256_of_pin(pin)
     if not fetch.cached(digest, site):
         project, _, version = pin.partition(" ")[0].partition("==")

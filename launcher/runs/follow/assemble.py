@@ -165,10 +165,7 @@ def _check_alone(asked: RunRequest, chosen: Backend, stamp: Stamp) -> None:
 
 
 def release(asked: RunRequest, chosen: Backend) -> str | None:
-    """The Megatron release of the run, whether or not its image is there; None is unknown.
-
-    Raises UsageError and EngineError, as `assemble` does.
-    """
+    """The run's Megatron release, also without its image, or None; raises as `assemble`."""
     return _known(asked, _ask(asked.config, asked.origin, chosen, dry=True)[0]).release
 
 

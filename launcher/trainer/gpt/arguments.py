@@ -283,10 +283,7 @@ def learning_rate(arguments: argparse.Namespace, steps: int) -> float:
 
 
 def layout(arguments: argparse.Namespace, world_size: int) -> RankLayout:
-    """The layout of `world_size` ranks; fills in the global batch size where not given.
-
-    Raises `OptionError` where one number does not divide another as it must.
-    """
+    """The layout of `world_size` ranks; fills in the global batch size. Raises `OptionError`."""
     for name in (*AT_LEAST_ONE, *IF_GIVEN):
         value = getattr(arguments, name.replace("-", "_"))
         if value is not None and value < 1:
