@@ -66,10 +66,7 @@ def partial(root: str | Path, iteration: int, mine: lineage.LineageNote | None =
 
 
 def noted(root: Path) -> str:
-    """What the tracker says: an iteration, "release", or "" where there is nothing to read.
-
-    Raises `OSError` where it is there and can't be read.
-    """
+    """The tracker's iteration, or "release"; "" where there is none. Raises `OSError`."""
     try:
         return files.read_regular(root / TRACKER, LONGEST).decode("utf-8", "replace").strip()
     except (FileNotFoundError, NotADirectoryError):

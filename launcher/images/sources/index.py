@@ -223,10 +223,7 @@ class Pip:
             yield f"{index.rstrip('/')}/{canonicalize_name(project)}/"
 
     def listed(self, page: str) -> list[IndexFile]:
-        """The files that a page lists; those of a folder, where it is one without a page.
-
-        Raises OSError where it can't be had and ValueError where it isn't a page.
-        """
+        """The files of a page, or of a folder without one. Raises OSError; ValueError: no page."""
         folder = _path(page)
         if folder and folder.is_dir() and not (folder / "index.html").is_file():
             return [IndexFile(filename=one.name, url=one.as_uri()) for one in folder.iterdir()]

@@ -253,10 +253,7 @@ def complete(arguments: argparse.Namespace) -> argparse.Namespace:
 
 
 def padded_vocabulary(size: int, divisible_by: int, tensor: int) -> int:
-    """The vocabulary's size after padding to a multiple of `divisible_by` × `tensor`.
-
-    Upstream's rule: each tensor-parallel rank gets an equal and well-aligned share.
-    """
+    """The vocabulary's size, padded to a multiple of `divisible_by` × `tensor` as upstream does."""
     multiple = divisible_by * tensor
     return -(-size // multiple) * multiple
 
