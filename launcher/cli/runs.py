@@ -181,7 +181,7 @@ def stacks(args: Namespace) -> int:
     if not found:
         raise UsageError(
             f"run {job.run} can't be asked where its ranks are",
-            "It has ended, has just been started, or its image was built by an older launcher.",
+            "It has ended, or has just been started.",
         )
     print(watchdog.report(found), end="")
     if kept := watchdog.keep(record.folder(job.run), found):
@@ -304,9 +304,8 @@ def prune(args: Namespace) -> int:
         if size is not None:  # else it is about to be started again
             freed += size
             print(f"{run.run}  {run.name}  {run.state}  {run.created}")
-    if not (
-        args.dry_run or any(one.may_have_jobs for one in silent)
-    ):  # else a payload may be that of a run that goes on
+    unseen = any(one.may_have_jobs for one in silent)  # a payload may be that of such a run
+    if not (args.dry_run or unseen):
         used = {job.labels.get(LABEL + payload.KEY, "") for _, job in jobs}
         used |= {record.payload for record in records.each()}
         freed += payload.sweep(settings().runs, used)
