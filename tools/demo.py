@@ -20,7 +20,7 @@ def main() -> int:
     ahead = None
     if sys.version_info >= bootstrap.OLDEST and needs_base():
         print("no container engine answers: a Debian base is made while .venv is", flush=True)
-        command = [sys.executable, "-u", "-c", "from tools import demo; demo.make_base()"]
+        command = [sys.executable, "-u", "-m", "tools.demo", "base"]
         ahead = subprocess.Popen(command, cwd=bootstrap.ROOT, start_new_session=True)
     try:
         code = bootstrap.main([str(bootstrap.ROOT / "requirements.txt")])
@@ -58,4 +58,4 @@ def needs_base() -> bool:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(make_base() if sys.argv[1:] == ["base"] else main())

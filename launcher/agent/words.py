@@ -37,7 +37,6 @@ IMAGE = "LAUNCHER_IMAGE"
 REFUSES = "this Megatron doesn't take these options"
 """Begins what the runner says of upstream's program that it has asked."""
 
-
 COMPILING, COMPILED, FAST = "compiling the step", "compiled the step", "fast: "
 """What our program says of its first step, and what it has of the fast path from then on."""
 

@@ -7,11 +7,10 @@ import gzip
 import io
 import lzma
 import re
-import select
 import zlib
 from collections.abc import Callable
 from functools import partial
-from typing import IO, Any, cast
+from typing import IO, Any
 
 from launcher.base.zstd import zstd
 
@@ -109,22 +108,3 @@ class _UnpackedInput(io.RawIOBase):
             raise DamagedFile(str(error)) from None
         buffer[: len(piece)] = piece
         return len(piece)
-
-
-class CountedInput(io.RawIOBase):
-    """Counts what is read of a file, which may be a pipe."""
-
-    def __init__(self, file: IO[bytes]) -> None:
-        self.file = file
-        self.count = 0
-
-    def readable(self) -> bool:
-        """It is there to be read."""
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        """Read, and count; a pipe that doesn't wait for its writer is waited for."""
-        while (count := cast("io.BufferedReader", self.file).readinto(buffer)) is None:
-            select.select([self.file], [], [])
-        self.count += count
-        return count

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from packaging.requirements import Requirement
 from packaging.version import Version
@@ -37,6 +38,9 @@ from launcher.images.matrix.schema import Matrix, misfit
 from launcher.images.oci.container import find_image
 from launcher.images.sources import fetch
 from launcher.runs.datasets import indexed
+
+if TYPE_CHECKING:
+    from docker import DockerClient
 
 TAGS = ("cpu-3.13", "cpu")  # the newest Megatron first
 END_OF_DOCUMENT = 256
@@ -78,7 +82,7 @@ def run(site: Settings) -> None:
     with ExitStack() as stack:
         ahead = _base_ahead(site, progress)
         try:
-            client = stack.enter_context(acquire.any_engine(site.cache / "engine", progress))
+            client = stack.enter_context(any_engine(site.cache / "engine", progress))
         except EngineError as none:
             if next(connect.endpoints(os.environ)).chosen:
                 raise
@@ -98,6 +102,26 @@ def run(site: Settings) -> None:
         _train(site.cache / "demo", f"Megatron {release}", "--set", f"image={tag}")
     if private:
         print(f"\n{whereabouts(host, site.answer_within)}")
+
+
+@contextmanager
+def any_engine(folder: Path, progress: Progress) -> Iterator[DockerClient]:
+    """The engine that answers, else a private one that lives as long as the block.
+
+    `folder` keeps a private engine's packages and images. Raises EngineError, with what to do,
+    where none answers and none can be started, or where the one the user chose doesn't answer.
+    """
+    try:
+        client = connect.connect(timeout=600)
+    except EngineError as none:
+        reason = private.unsupported()
+        if reason or next(connect.endpoints(os.environ)).chosen:
+            why = f"\n  A private engine can't be started either: {reason}" if reason else ""
+            raise EngineError(none.problem + why, none.remedy) from none
+        with private.private_engine(folder, say=progress.note) as client:
+            yield client
+    else:
+        yield client
 
 
 def _base_ahead(site: Settings, progress: Progress) -> threading.Thread:

@@ -130,7 +130,7 @@ def environment() -> dict[str, str]:
 def python(*argv: str, **env: str) -> subprocess.CompletedProcess[str]:
     """Run Python to its end, in `environment` with some variables more."""
     command, given = [sys.executable, *argv], environment() | env
-    return subprocess.run(command, env=given, capture_output=True, text=True, timeout=300)
+    return subprocess.run(command, env=given, capture_output=True, text=True, timeout=900)
 
 
 @contextmanager

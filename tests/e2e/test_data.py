@@ -39,8 +39,8 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def train(image: str, folder: Path, *settings: str) -> list[str]:
     chosen = [
         *(f"image={image}", "training.train_iters=30"),
-        *("model.hidden_size=64", "model.seq_length=64", "training.global_batch_size=8"),
-        *("training.micro_batch_size=4", "training.lr=1e-2", "training.lr_warmup_iters=3"),
+        *("model.hidden_size=32", "model.seq_length=32", "training.global_batch_size=4"),
+        *("training.micro_batch_size=2", "training.lr=1e-2", "training.lr_warmup_iters=3"),
         *("logging.log_interval=1", "logging.eval_interval=100", "checkpoint.save_interval=30"),
         *(f"checkpoint.save={folder / 'save'}", f"checkpoint.load={folder / 'save'}"),
         *(f"data.cache={folder / 'index'}", "env.OMP_NUM_THREADS=1", *settings),

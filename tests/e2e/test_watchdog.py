@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.site import Site, script
+from tests.e2e.site import Site, Started, script
 
 pytestmark = pytest.mark.engine
 
@@ -33,6 +33,7 @@ receive = dist.recv
 calls = 0
 
 def hang():
+    open("{hung}", "w").close()
     {hang}
 
 def hanging(function):
@@ -50,16 +51,17 @@ if __name__ == "__main__":
     sys.exit(gpt.main(sys.argv[1:]))
 """
 HANGS_AT = 1 + next(n for n, line in enumerate(PROGRAM.splitlines()) if "{hang}" in line)
-GO = "/gate/go"
+GO, HUNG = "/gate/go", "/gate/hung"
 WITHIN = 5  # seconds without output
+ITERATION = re.compile(r"elapsed time per iteration \(ms\): ([\d.]+)")
 
 
 def program(hang: str, rank: int, call: int) -> str:
     filled = PROGRAM.replace("{hang}", hang).replace("{rank}", str(rank)).replace("{go}", GO)
-    return filled.replace("{call}", str(call))
+    return filled.replace("{call}", str(call)).replace("{hung}", HUNG)
 
 
-def training(image: str, processes: int, action: str) -> dict[str, Any]:
+def training(image: str, processes: int, action: str, within: int = WITHIN) -> dict[str, Any]:
     """A tiny model that logs every step, tensor-parallel, with replicas where ranks suffice."""
     wanted = script(image, processes)
     options = (
@@ -68,8 +70,8 @@ def training(image: str, processes: int, action: str) -> dict[str, Any]:
         "--eval-iters 1 --mock-data --tensor-model-parallel-size 2"
     ).split()
     return wanted | {
-        "watchdog": {"timeout": WITHIN, "action": action},
-        "mounts": [{"source": "gate", "target": "/gate"}],
+        "watchdog": {"timeout": within, "action": action},
+        "mounts": [{"source": "gate", "target": "/gate", "read_only": False}],
         "env": {"OMP_NUM_THREADS": 1},
         "options": options,
     }
@@ -79,12 +81,32 @@ def launch(site: Site, config: dict[str, Any], text: str) -> list[str]:
     """The arguments of `launcher run` for that program."""
     options = config.pop("options")
     (site.folder / "gate").mkdir(exist_ok=True)
+    (site.folder / "gate/hung").unlink(missing_ok=True)
     site.write(config, text)
     return ["run", "run.yaml", "--", *options]
 
 
+def stalled(here: Site, image: str, processes: int, text: str) -> tuple[Started, str, Path]:
+    """A run that the watchdog ended for a rank that hangs, its conclusion and its folder of stacks.
+
+    On a busy machine an iteration can take longer than the watchdog waits: such a run is repeated
+    with more time, until it was silent for three of its iterations.
+    """
+    within = WITHIN
+    while True:
+        done = here.done(*launch(here, training(image, processes, "end", within), text))
+        told = done.told()
+        found = re.fullmatch(r"no output for (\d+) s: (.*)", told[0])
+        assert found, done
+        assert within <= int(found[1]) <= within + 120, done
+        slowest = max(map(float, ITERATION.findall(done.out)), default=0) / 1000
+        if (here.folder / HUNG[1:]).exists() and int(found[1]) >= 3 * slowest:
+            return done, found[2], Path(told[1].removeprefix("every rank's stack is in "))
+        within = max(2 * within, round(4 * slowest))
+
+
 @pytest.mark.long
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(3600)
 def test_a_rank_that_hangs_is_named_each_time(here: Site, image: str) -> None:
     named = []
     for seed in range(10):
@@ -93,24 +115,19 @@ def test_a_rank_that_hangs_is_named_each_time(here: Site, image: str) -> None:
         processes = 4 if kind == "receive" else drawn.choice([2, 4])
         rank, call = drawn.randrange(processes), drawn.randint(40, 300)
         text = program(HANGS[kind], rank, call)
-        done = here.done(*launch(here, training(image, processes, "end"), text))
         case = f"seed {seed}: {kind} at collective {call} of rank {rank} among {processes}"
-        told = done.told()
-        found = re.fullmatch(r"no output for (\d+) s: (.*)", told[0])
-        assert found, (case, done)
-        assert WITHIN <= int(found[1]) <= WITHIN + 120, case
-        kept = Path(told[1].removeprefix("every rank's stack is in "))
+        done, found, kept = stalled(here, image, processes, text)
         stack = (kept / f"rank-{rank}.stack").read_text()
         if kind == "stop":
-            is_named = found[2].startswith(f"rank {rank} doesn't answer: the kernel has it as T")
+            is_named = found.startswith(f"rank {rank} doesn't answer: the kernel has it as T")
         else:
             where = rf"\(program\.py:{HANGS_AT}\)|, from program\.py:{HANGS_AT}\b"
-            is_named = bool(re.match(rf"rank {rank} (?:isn't|alone).*?(?:{where})", found[2]))
+            is_named = bool(re.match(rf"rank {rank} (?:isn't|alone).*?(?:{where})", found))
             assert f'program.py", line {HANGS_AT} in hang' in stack, case
-        suspects = re.findall(r"\brank \d+ (?:isn't|doesn't|alone|hasn't)", found[2])
-        named.append((f"{case}: {found[2]}", is_named and len(suspects) == 1))
+        suspects = re.findall(r"\brank \d+ (?:isn't|doesn't|alone|hasn't)", found)
+        named.append((f"{case}: {found}", is_named and len(suspects) == 1))
         assert done.process.returncode not in (0, 2), (case, done)
-        assert told[-1].endswith(f"stalled, {found[2]}"), (case, done)
+        assert done.told()[-1].endswith(f"stalled, {found}"), (case, done)
     wrong = [case for case, is_named in named if not is_named]
     assert wrong == [], "\n".join(wrong)
 
@@ -119,6 +136,7 @@ def test_a_run_that_is_kept_can_be_asked_again_and_goes_on(here: Site, image: st
     wait = f"[time.sleep(0.1) for _ in iter(lambda: os.path.exists('{GO}'), True)]"
     text = program(wait, rank=1, call=60)
     started = here.start(*launch(here, training(image, 2, "keep"), text))
+    started.said("rank 1 isn't in a collective: in <listcomp>")  # not only slow, as it may be too
     started.said("to end it: ")
     run = here.run()
     asked = here.done("stacks", run)
@@ -130,7 +148,7 @@ def test_a_run_that_is_kept_can_be_asked_again_and_goes_on(here: Site, image: st
     (here.folder / "gate/go").write_text("")
     assert started.ends() == 0
     assert "finished after iteration 60" in started.out
-    told = [line for line in started.told() if "isn't in a collective" in line]
+    told = [line for line in started.told() if "isn't in a collective: in <listcomp>" in line]
     assert len(told) == 1, started  # though it was silent for longer than that
     nobody = here.done("stacks", run)
     assert nobody.process.returncode == 2
@@ -139,9 +157,8 @@ def test_a_run_that_is_kept_can_be_asked_again_and_goes_on(here: Site, image: st
 @pytest.mark.long
 def test_a_run_that_was_ended_for_it_is_started_again(here: Site, image: str) -> None:
     hang = f"open('{GO}', 'w'); time.sleep(3600)"
-    config = training(image, 2, "end") | {"max_restarts": 1}
-    config["watchdog"]["timeout"] = 3 * WITHIN  # on a busy machine an ending is as long silent
-    config["mounts"][0]["read_only"] = False
+    # on a busy machine an ending is as long silent
+    config = training(image, 2, "end", 3 * WITHIN) | {"max_restarts": 1}
     done = here.done(*launch(here, config, program(hang, rank=0, call=60)))
     assert done.process.returncode == 0, done
     told = done.told()

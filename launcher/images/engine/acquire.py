@@ -1,19 +1,14 @@
-"""Finds or starts a container engine; pulls or builds the base image."""
+"""Pulls the base image of a row, or makes one that stands in for it."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher.base.errors import EngineError
 from launcher.base.screen import Progress
 from launcher.base.settings import Settings
-from launcher.images.engine import connect
-from launcher.images.engine.private import base, private
+from launcher.images.engine.private import base
 from launcher.images.oci import pull
 from launcher.images.oci.container import find_image
 
@@ -31,26 +26,6 @@ class BaseNames:
 
     base: str
     builder: str
-
-
-@contextmanager
-def any_engine(folder: Path, progress: Progress) -> Iterator[DockerClient]:
-    """The engine that answers, else a private one that lives as long as the block.
-
-    `folder` keeps a private engine's packages and images. Raises EngineError, with what to do,
-    where none answers and none can be started, or where the one the user chose doesn't answer.
-    """
-    try:
-        client = connect.connect(timeout=600)
-    except EngineError as none:
-        reason = private.unsupported()
-        if reason or next(connect.endpoints(os.environ)).chosen:
-            why = f"\n  A private engine can't be started either: {reason}" if reason else ""
-            raise EngineError(none.problem + why, none.remedy) from none
-        with private.private_engine(folder, say=progress.note) as client:
-            yield client
-    else:
-        yield client
 
 
 def bases(

@@ -9,18 +9,21 @@ it has them all.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime, timezone
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from launcher.images.oci.archive import archive, layer_name, load_archive
+from launcher.images.oci.archive import archive, entry, layer_name, load_archive
+from launcher.images.oci.blocks import blocks_of, sha256_of
 from launcher.images.oci.container import find_image
 from launcher.images.oci.layout import compact, sha256
 
 if TYPE_CHECKING:
     from docker import DockerClient
 
+SEARCH_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 # Steps that make no layer, as BuildKit and as the classic builder write them into a history.
 NO_LAYER = re.compile(
     r"(/bin/sh -c #\(nop\) +)?"
@@ -103,3 +106,32 @@ def configuration(
 def iso(seconds: int) -> str:
     """A time since 1970 as images have it: 2026-03-20T21:21:35Z."""
     return f"{datetime.fromtimestamp(seconds, timezone.utc):%Y-%m-%dT%H:%M:%S}Z"
+
+
+def write_image(
+    path: Path, layer: Path, epoch: int, labels: Mapping[str, str], architecture: str
+) -> str:
+    """Write an archive of an image of one layer, a tar; its ID. `docker import` adds the time."""
+    with layer.open("rb") as file:
+        digest = f"sha256:{sha256_of(blocks_of(file))}"
+    created = iso(epoch)
+    config = compact(
+        {
+            "architecture": architecture,
+            "os": "linux",
+            "created": created,
+            "config": {
+                "Env": [f"PATH={SEARCH_PATH}"],
+                "Cmd": ["/bin/bash"],
+                "Labels": dict(labels),
+            },
+            "history": [
+                {"created": created, "created_by": "megatron-launchpad: Debian stand-in base"}
+            ],
+            "rootfs": {"type": "layers", "diff_ids": [digest]},
+        }
+    )
+    with layer.open("rb") as file, path.open("wb") as target:
+        name, size = layer_name(digest), layer.stat().st_size
+        target.writelines(archive(config, [name], entry(name, size, blocks_of(file))))
+    return sha256(config)

@@ -107,7 +107,7 @@ class Failure:
         frames = stated.traceback(before)
         if self.of_code and not frames:
             return None
-        if self.of_code and not stated.INSTALLED.search(frames[-1][1]):
+        if self.of_code and not stated.TIED.search(frames[-1][1]):
             cure = stated.first_step(match[0], "")
             return replace(self, name=stated.location(frames), cure=cure, either=(), located=True)
         found = stated.values(match, frames)

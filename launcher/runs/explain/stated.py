@@ -12,6 +12,9 @@ FRAME = re.compile(r'(?:File "?|^(?=\S+\.py:\d+ in ))([^"]+?)(?:", line |:)(\d+)
 """A frame of a traceback, Python's, IPython's or rich's: its file, line and function."""
 
 INSTALLED = re.compile(r"(?:site|dist)-packages[/\\](\w+)")
+TIED = re.compile(r"(?:site|dist)-packages[/\\](?!(?:torch|numpy|scipy|pandas)[/\\])\w")
+"""Installed code whose errors are of releases: not what every program calls."""
+
 CHECKOUT = re.compile(r"/(megatron|nemo|verl|swift|slime|torchtitan)/")
 PASSED = re.compile(
     r"/lib/python3[\d.]*/(?!(?:site|dist)-packages)|torch/nn/modules/module\.py$|^<"

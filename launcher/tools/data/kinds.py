@@ -1,9 +1,12 @@
-"""Recognises files that are not what they were given for, by how they begin."""
+"""Recognises files that are not what they were given for, by how they begin; counts their bytes."""
 
 from __future__ import annotations
 
+import io
 import re
+import select
 from pathlib import Path
+from typing import IO, Any, cast
 
 from launcher.base.errors import UsageError
 
@@ -61,3 +64,22 @@ def refuse_ranks(path: Path) -> None:
 def is_array(begun: bytes) -> bool:
     """Whether a file of JSON is one list, of which each item is a record."""
     return begun.removeprefix(b"\xef\xbb\xbf").lstrip()[:1] == b"["
+
+
+class CountedInput(io.RawIOBase):
+    """Counts what is read of a file, which may be a pipe."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self.file = file
+        self.count = 0
+
+    def readable(self) -> bool:
+        """It is there to be read."""
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """Read, and count; a pipe that doesn't wait for its writer is waited for."""
+        while (count := cast("io.BufferedReader", self.file).readinto(buffer)) is None:
+            select.select([self.file], [], [])
+        self.count += count
+        return count

@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import IO
 
 from launcher.base.errors import UsageError, nearest
-from launcher.base.unpack import CountedInput, DamagedFile, packing, unpacked
+from launcher.base.unpack import DamagedFile, packing, unpacked
 from launcher.tools.data import array, kinds, tables
 from launcher.tools.data.faults import DataError, RecordRefusal, excerpt, named
+from launcher.tools.data.kinds import CountedInput
 from launcher.tools.data.records import Block
 
 BLOCK = 1 << 21

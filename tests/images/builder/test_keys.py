@@ -19,8 +19,7 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What a checkout has that the command reads."""
     folder = tmp_path_factory.mktemp("checkout")
     for name in ("launcher", "patches"):
-        ignored = shutil.ignore_patterns("__pycache__")
-        shutil.copytree(ROOT / name, folder / name, ignore=ignored)
+        shutil.copytree(ROOT / name, folder / name)
     for name in ("matrix.yaml", "matrix.lock", "Dockerfile.template"):
         shutil.copy(ROOT / name, folder)
     return folder

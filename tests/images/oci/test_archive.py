@@ -27,7 +27,6 @@ from launcher.base import owned
 from launcher.base.errors import EngineError, UsageError
 from launcher.base.zstd import zstd
 from launcher.images.carry.save import INCOMING, write_blob
-from launcher.images.engine.private.base import write_image
 from launcher.images.oci import archive, layout, packed, settle
 from launcher.images.oci.blocks import ChunkStream, read_small
 from launcher.images.oci.layout import BaseImage, Blob, LayoutFile, Listing
@@ -45,18 +44,20 @@ def make_layer(path: Path) -> Path:
 
 def test_same_input_same_bytes_and_every_input_counts(tmp_path: Path) -> None:
     layer = make_layer(tmp_path / "layer.tar")
-    usual = write_image(tmp_path / "1.tar", layer, 1, LABELS, "amd64")
+    usual = settle.write_image(tmp_path / "1.tar", layer, 1, LABELS, "amd64")
     layer.touch()
-    again = write_image(tmp_path / "2.tar", layer, 1, dict(reversed(LABELS.items())), "amd64")
+    again = settle.write_image(
+        tmp_path / "2.tar", layer, 1, dict(reversed(LABELS.items())), "amd64"
+    )
     assert again == usual
     assert (tmp_path / "1.tar").read_bytes() == (tmp_path / "2.tar").read_bytes()
     others = ((2, LABELS, "amd64"), (1, {}, "amd64"), (1, LABELS, "arm64"))
-    assert usual not in [write_image(tmp_path / "3.tar", layer, *other) for other in others]
+    assert usual not in [settle.write_image(tmp_path / "3.tar", layer, *other) for other in others]
 
 
 def test_the_archive_is_whole(tmp_path: Path) -> None:
     layer = make_layer(tmp_path / "layer.tar")
-    identity = write_image(tmp_path / "i.tar", layer, 1_700_000_000, LABELS, "amd64")
+    identity = settle.write_image(tmp_path / "i.tar", layer, 1_700_000_000, LABELS, "amd64")
     with tarfile.open(tmp_path / "i.tar") as tar:
         members = {member.name: tar.extractfile(member) for member in tar.getmembers()}
         contents = {name: file.read() for name, file in members.items() if file}

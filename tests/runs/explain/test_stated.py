@@ -185,3 +185,10 @@ def test_an_unknown_error_is_located() -> None:
     """Only Megatron's own lines were; a thread that asks needs the line that raised it."""
     said = failures.explain([(OWN + "FrobnicateError: upside down").encode()]).suspects[0]
     assert said.raised_by.startswith("raised by turn of home/x/model.py, line 7 (code of your")
+
+
+def test_an_error_in_torch_is_of_who_called_it() -> None:
+    """A checkpoint without an optimizer was told as releases of torch that don't fit."""
+    found = first(OWN + SITE.format("torch/optim/x.py") + "KeyError: 'gizmo'").failure
+    assert found.certainty == "located"
+    assert found.name.endswith("(code of torch), called by turn of home/x/model.py, line 7")

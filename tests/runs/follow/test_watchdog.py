@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.agent.words import CONCLUSION, REPORT
+from launcher.agent.words import CONCLUSION, REPORT, link
 from launcher.runs.follow import watchdog
 from launcher.runs.follow.watchdog import COMPILE_SECONDS, START_SECONDS, Silence, SilenceWatch
 from launcher.runs.plan.job import ConnectionLost, ExitStatus
@@ -86,6 +86,7 @@ def test_a_start_takes_longer_and_what_was_told_is_not_told_again() -> None:
     silence = Silence(3.0, since=0.0)
     assert silence.left(0.0) == START_SECONDS
     silence.came(b"runner: warning: 4 ranks share 2 CPUs\n", 1.0)  # the program hasn't begun
+    silence.came(link(1, 2, "CPU", 0.2).encode() + b"\n", 1.0)  # its ranks import Megatron now
     assert silence.left(1.0) == START_SECONDS - 1
     silence.came(b"x", 1.0)
     assert silence.left(1.0) == 3.0

@@ -33,7 +33,8 @@ def test_two_parts_of_a_sequence_equal_the_whole(
 ) -> None:
     """Pieces in another order, angles of other tokens, gradients of one rank's part alone."""
     script = compiled_program(tmp_path, monkeypatch)
-    given = (*TINY, "--mock-data", "--train-iters", "3", "--global-batch-size", "2", *options)
+    short = ("--train-iters", "3", "--global-batch-size", "2", "--num-layers", "1")
+    given = (*TINY, "--mock-data", *short, *options)
     one, two = start(1, script, "", *given), start(2, script, way, *given, *CONTEXT.split())
     assert one.code == two.code == 0, one.output + two.output
     assert "compiled" in two.output

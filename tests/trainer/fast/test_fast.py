@@ -393,7 +393,8 @@ EXPERTS = (*MIXTRAL.split(), *EXPERT.split(), "--init-method-std", "0.3")
         pytest.param("layers", (*SPLIT, *LLAMA), id="tensor"),
         pytest.param("whole", ("--bf16",), id="data", marks=pytest.mark.long),
         pytest.param("whole", ("--bf16", SHARED), id="shared", marks=pytest.mark.long),
-        pytest.param("whole,peer", ("--bf16", SHARED, "--bias-fusion"), id="shared-peer"),
+        pytest.param("whole,peer", ("--bf16", SHARED, "--bias-fusion", "--num-layers", "1"),
+                     id="shared-peer"),
         pytest.param("kernels", ("--bf16",), id="kernels"),
         pytest.param("layers", EXPERTS, id="experts", marks=pytest.mark.long),
         pytest.param("layers", (*EXPERTS, SHARED, "--micro-batch-size", "1"), id="experts-shared",
@@ -442,9 +443,11 @@ def test_two_compiled_ranks_equal_eager_ones(
     assert compiled.grad_norms == pytest.approx(eager.grad_norms, abs=max(10 * step, 2e-3))
     assert compiled.validation_loss == pytest.approx(eager.validation_loss, abs=max(step, 1e-5))
     graphs = [int(line.split()[1]) for line in compiled.output.splitlines() if "graphs " in line]
-    several = "kernels" in way or "--hidden-dropout" in options or "--num-experts" in options
+    experts = "--num-experts" in options
+    several = "kernels" in way or "--hidden-dropout" in options or experts
     most = 10 if several else 2  # a layer, of all alike, and the loss
-    assert max(graphs) <= most
+    twice = experts and "--recompute-granularity" in options  # without gradients, and with them
+    assert max(graphs) <= (2 * most if twice else most)
 
 
 def test_a_rank_whose_step_fails_alone_ends_the_run(

@@ -41,7 +41,6 @@ EXCLUDED = [
 ]
 # What comes from this host doesn't belong in the image, and would change its ID.
 FORGOTTEN = ["apt/sources.list", "apt/sources.list.d/*", "hostname", "resolv.conf"]
-SEARCH_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 KEPT_VARIABLES = ("PATH", "HOME", "TMPDIR", "LD_LIBRARY_PATH", "PERL5LIB", "no_proxy", "NO_PROXY")
 STEP = re.compile(r"I: ((?:running apt-get update|downloading|extracting|installing|creating).*)")
 """How mmdebstrap begins the line of a step that takes a while."""
@@ -119,7 +118,7 @@ def debian_base(
 
 
 def make_layer(cache: Path, say: Say) -> None:
-    """Make the layer of the usual base in `cache`, for `debian_base`. Raises EngineError."""
+    """Make the usual base's layer for `debian_base`, without any package. Raises EngineError."""
     recipe = _recipe(STANDIN_EPOCH)
     with _alone(cache):
         if not (cache / recipe.file).exists():
@@ -165,6 +164,8 @@ def _make(made: Path, recipe: BaseRecipe, say: Say) -> None:
     with _alone(made.parent):
         if made.exists():
             return
+        from launcher.images.oci.settle import write_image
+
         layer = _layer(made.parent, recipe, say)
         architecture = GO_NAMES.get(recipe.architecture, recipe.architecture)
         with owned.scratch(made.parent) as scratch:
@@ -191,43 +192,6 @@ def _layer(cache: Path, recipe: BaseRecipe, say: Say) -> Path:
         _bootstrap(part, recipe, cache, say)
         files.rename(part, layer)
     return layer
-
-
-def write_image(
-    path: Path, layer: Path, epoch: int, labels: Mapping[str, str], architecture: str
-) -> str:
-    """Write an archive of an image of the one layer `layer` (a tar); its ID.
-
-    `docker import` would stamp the current time into it, so that its ID would always be another.
-    """
-    from launcher.images.oci.archive import archive, entry, layer_name
-    from launcher.images.oci.blocks import blocks_of, sha256_of
-    from launcher.images.oci.layout import compact, sha256
-    from launcher.images.oci.settle import iso
-
-    with layer.open("rb") as file:
-        digest = f"sha256:{sha256_of(blocks_of(file))}"
-    created = iso(epoch)
-    config = compact(
-        {
-            "architecture": architecture,
-            "os": "linux",
-            "created": created,
-            "config": {
-                "Env": [f"PATH={SEARCH_PATH}"],
-                "Cmd": ["/bin/bash"],
-                "Labels": dict(labels),
-            },
-            "history": [
-                {"created": created, "created_by": "megatron-launchpad: Debian stand-in base"}
-            ],
-            "rootfs": {"type": "layers", "diff_ids": [digest]},
-        }
-    )
-    with layer.open("rb") as file, path.open("wb") as target:
-        name, size = layer_name(digest), layer.stat().st_size
-        target.writelines(archive(config, [name], entry(name, size, blocks_of(file))))
-    return sha256(config)
 
 
 def _bootstrap(layer: Path, recipe: BaseRecipe, cache: Path, say: Say) -> None:
