@@ -181,7 +181,7 @@ def stacks(args: Namespace) -> int:
     if not found:
         raise UsageError(
             f"run {job.run} can't be asked where its ranks are",
-            "It has ended, or has just been started.",
+            "It has ended, has just been started, or its image was built by an older launcher.",
         )
     print(watchdog.report(found), end="")
     if kept := watchdog.keep(record.folder(job.run), found):

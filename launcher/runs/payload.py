@@ -153,5 +153,10 @@ def archive(folder: str) -> bytes:
 
 
 def diagnose(labels: Mapping[str, str]) -> list[str]:
-    """The words that have a job, by its labels, write where its ranks are, as a tar."""
+    """The words that have a job, by its labels, write where its ranks are, as a tar.
+
+    Jobs that older launchers started have the agent in their image.
+    """
+    if not labels.get(LABEL + KEY):
+        return [PYTHON, "-m", "launcher.train.stall.stall"]
     return [labels.get(f"{LABEL}python", PYTHON), entry(), "stall.stall"]

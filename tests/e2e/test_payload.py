@@ -80,7 +80,9 @@ def test_any_image_with_torch_and_megatron_trains_and_says_what_it_lacks(
     built: dict[str, str], tmp_path: Path
 ) -> None:
     found = loss(trains(built["theirs"], tmp_path))
-    assert loss(trains(built["older"], tmp_path)) == found
+    older = trains(built["older"], tmp_path)
+    assert loss(older) == found
+    assert "has the runner of launcher 0.0.9 in it, which isn't used" in older.stderr
     refused(trains(built["deaf"], tmp_path), 121, "ENTRYPOINT ['/bin/echo'] doesn't run python3")
     bare = trains(built["bare"], tmp_path)
     assert bare.returncode == 121

@@ -35,8 +35,12 @@ RECORD_SECONDS = 5.0
 REPORT_SECONDS = 30.0
 """How long who asked for a report waits for it: longer than the runner takes."""
 
-RUNNERS = (b"launcher/agent/start.py runner", b"-m launcher.agent.runner")
-"""How the command line of a runner goes on behind Python's own word."""
+RUNNERS = (
+    b"launcher/agent/start.py runner",
+    b"-m launcher.agent.runner",
+    b"-m launcher.train.runner",
+)
+"""How the command line of a runner goes on behind Python's own word; the last is an older one."""
 
 COLLECTIVES = re.compile(
     r"/torch/distributed/(?:distributed_c10d|_functional_collectives|nn/functional|rendezvous)\.py$"

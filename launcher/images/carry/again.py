@@ -248,6 +248,10 @@ class Verification:
         wanted = replace(wanted, platform="{Os}/{Architecture}".format(**image.settings))
         said = [image.labels.get(LABEL + key, ABSENT) for key in ("megatron", "source")]
         self.tell("{}: row {}, Megatron {} from {}".format(name, wanted.tag, *said))
+        if version := image.labels.get(f"{LABEL}version"):
+            self.tell(
+                f"note: launcher {version} built it, with its own runner: that one rebuilds it"
+            )
         for key, standin in standins.items():
             self.tell(f"note: its {key} is {standin}, which stands in for the row's")
         if others := unnamed(image.labels, wanted, builds.matrix.rows[wanted.tag].base):

@@ -283,6 +283,7 @@ def _job(folder: Path) -> LocalJob | None:
         told = json.loads((folder / keeper.PROCESS).read_text(encoding="utf-8"))
         if told["machine"] != keeper.machine():  # the same home folder, seen from another one
             return None
+        told = {"pump": told["keeper"]} | told  # an older launcher's run has none
         process, kept, pump = (tuple(told[name]) for name in ("process", "keeper", "pump"))
         return LocalJob(folder, process, kept, pump, told["labels"])
     except (OSError, ValueError, KeyError):  # there is none, or another version's

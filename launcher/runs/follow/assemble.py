@@ -110,6 +110,8 @@ def _unused(plan: Plan, facts: ImageFacts) -> Iterator[str]:
     if facts.instead_of is not None:
         there = f"Megatron {facts.instead_of}".rstrip()
         yield f"{there} is treated as {facts.release}, but may differ from it"
+    if facts.runner:
+        yield f"{plan.image} has the runner of launcher {facts.runner} in it, which isn't used"
 
 
 def _opened(plan: Plan) -> Iterator[str]:

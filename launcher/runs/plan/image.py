@@ -19,12 +19,14 @@ if TYPE_CHECKING:
 class ImageFacts:
     """What an image holds: its Megatron release, and upstream's scripts or not; None is unknown.
 
+    runner: the version of the launcher whose runner and trainer an older image has
     instead_of: the release that `release` is taken for, where the run file says so
     packages: the Python packages in it, as far as needs.yaml asks, by normalised names
     """
 
     release: str | None = None
     scripts: bool | None = None
+    runner: str = ""
     instead_of: str | None = None
     packages: frozenset[str] | None = None
 
@@ -40,7 +42,7 @@ def reference(image: Image) -> str:
 def labelled(labels: Mapping[str, str]) -> ImageFacts:
     """The facts in an image's labels."""
     whole = {"true": True, "false": False}.get(labels.get(f"{LABEL}whole", ""))
-    return ImageFacts(labels.get(f"{LABEL}megatron"), whole)
+    return ImageFacts(labels.get(f"{LABEL}megatron"), whole, labels.get(f"{LABEL}version", ""))
 
 
 def planned(image: Image, matrix: Matrix, place: Callable[[str], str]) -> ImageFacts:
