@@ -186,13 +186,15 @@ class Explanation:
 
     @property
     def first(self) -> FailureSign | None:
-        """The first cause; where none is known, the first error whose place is, or the first."""
+        """The first cause; else the first error whose place is known, exception, or error."""
         if self.signs:
             return self.signs[0]
-        ends = [one for one in self.suspects if one.raised_by or ENDS.match(one.words)]
+        known = {sign.said.line for sign in self.aftermath if sign.said}
+        unknown = (one for one in self.suspects if one.line not in known)
+        ends = [one for one in unknown if one.raised_by or ENDS.match(one.words)]
         if not ends:
             return None
-        said = next((one for one in ends if one.raised_by), ends[0])
+        said = min(ends, key=lambda one: (not one.raised_by, not RAISED.search(one.words)))
         name, cure = said.raised_by or NOWHERE, stated.first_step(said.words, said.raised_by)
         where = Failure(name, "", "any", (), "", cure, located=True)
         return FailureSign(where, said, said.line)
@@ -279,7 +281,7 @@ def _find(lines: list[Words], signs: dict[str, FailureSign]) -> None:
             last = bisect_right(starts, max(0, match.end() - 1)) - 1
             if not _may_say(lines[last], known, signs):
                 continue
-            if row := known.filled(match, lines[max(0, last - NEAR) : last]):
+            if row := known.filled(match, _before(lines, last)):
                 said = _located(lines, last)
                 number, column = lines[first].number, match.start() - starts[first]
                 signs[known.name] = FailureSign(row, said, number, known.kind, column)
@@ -334,13 +336,21 @@ def _suspect(lines: list[Words], raised: dict[str, LogLine], loud: dict[str, Log
             chosen[kind] = _located(lines, index)
 
 
+def _before(lines: list[Words], index: int) -> list[Words]:
+    """The lines before an error that may have its traceback: those since another exception."""
+    begin, line = max(0, index - NEAR), lines[index]
+    others = range(begin, index) if RAISED.match(line.text) else ()
+    apart = (at for at in others if lines[at].number < line.number - 1)
+    ends = [at for at in apart if RAISED.match(lines[at].text)]
+    return lines[max(ends, default=begin) : index]
+
+
 def _located(lines: list[Words], index: int) -> LogLine:
     """The line to quote, and where Megatron raises it, by its words or its stack."""
     line = lines[index]
     if not RAISED.search(line.text):
         return line.quoted
-    before = stated.traceback(lines[max(0, index - NEAR) : index])
-    where = refusals.find(line.text) or stated.location(before)
+    where = refusals.find(line.text) or stated.location(stated.traceback(_before(lines, index)))
     return replace(line.quoted, raised_by=where)
 
 

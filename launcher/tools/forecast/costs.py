@@ -18,7 +18,7 @@ from types import MappingProxyType
 from launcher.runs.checks import memory
 from launcher.runs.plan import model
 from launcher.runs.records import throughput
-from launcher.tools.forecast.work import Work
+from launcher.tools.forecast.work import ALIKE, Work
 
 PRODUCTS, TRAFFIC, LINK = 0.8, 0.9, 0.75
 """Shares of the published rates that are reached: on an H100, products of 798 of 989 TFLOP/s,
@@ -49,10 +49,6 @@ runs on one machine go with each other: no number of it is shown unscaled.
 """
 
 CAPACITY = re.compile(r"\d{1,6}(\.\d{1,6})?")
-
-ALIKE = 150
-"""Steps at the start of a training in which all tokens of a text choose the same experts, as far as
-what follows has the same mean: by tokens counted on H200s (bench/gpu/README.md, "Routing")."""
 
 EXPERT = 2.9
 """ms that the host takes for each expert of a layer that a rank has, called one after the other."""
@@ -191,7 +187,7 @@ def mean_load(work: Work) -> float:
     """The same of the busiest rank, as a mean of all steps. On a text, all tokens choose the same
     experts at first, which are anywhere; later, and on made-up tokens, all experts alike."""
     size, over = work.shape, work.experts_over
-    if over == 1 or not (size and work.steps and work.is_on_text):
+    if over == 1 or not (size and work.steps and work.learns_routing):
         return 1.0
     each, routed = size.experts // over, size.routed
     ways, same = comb(size.experts, routed), 0.0

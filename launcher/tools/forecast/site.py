@@ -15,6 +15,7 @@ from launcher.runs.records import record, throughput
 from launcher.tools.forecast import costs, facts
 from launcher.tools.forecast.costs import GpuRates, StepCost
 from launcher.tools.forecast.facts import RunFact
+from launcher.tools.forecast.work import ALIKE as FIRST
 from launcher.tools.forecast.work import Work
 
 MOST_RUNS, MOST_BYTES, LARGE = 30, 3 << 19, 1 << 18
@@ -32,7 +33,7 @@ BEYOND = 1.25
 
 UNEVEN = "; tokens are taken to be spread evenly over experts, and at most all choose the same ones"
 ALIKE = (
-    f"; in the first {costs.ALIKE} steps on a text all tokens are taken to choose the same "
+    f"; in the first {FIRST} steps on a text all tokens are taken to choose the same "
     "experts, and then to be spread evenly"
 )
 

@@ -26,6 +26,10 @@ SCHEDULE = (
 ).split()
 """Options that change neither a step's time nor its memory, or hardly."""
 
+ALIKE = 150
+"""Steps at the start of a training in which all tokens of a text choose the same experts, as far as
+what follows has the same mean: by tokens counted on H200s (bench/gpu/README.md, "Routing")."""
+
 
 @dataclass(frozen=True)
 class Work:
@@ -86,9 +90,9 @@ class Work:
         return over if self.shape and self.shape.experts else 1
 
     @property
-    def is_on_text(self) -> bool:
-        """Whether its tokens aren't made up."""
-        return "mock_data" not in self.options
+    def learns_routing(self) -> bool:
+        """Whether its tokens aren't made up, and its routers begin untrained."""
+        return not self.options.keys() & {"mock_data", "finetune", "pretrained_checkpoint"}
 
     @property
     def steps(self) -> int:
@@ -126,9 +130,9 @@ class Work:
 
     @cached_property
     def key(self) -> tuple[object, ...]:
-        """Equal for two runs whose steps do the same."""
+        """Equal for two runs whose steps do the same, or more than half of them."""
         rest = {name: str(self.options[name]) for name in self.options.keys() - {*SCHEDULE}}
-        routed = self.experts_over > 1 and self.is_on_text
+        routed = self.experts_over > 1 and self.learns_routing and 0 < self.steps <= 2 * ALIKE
         return (self.program, self.where, self.nodes, self.kernels, routed, *sorted(rest.items()))
 
 

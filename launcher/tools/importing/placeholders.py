@@ -31,8 +31,8 @@ TO_FILL = re.compile(r"(?<!<)<([A-Za-z](?:[^<>\n|&;$`]*[\w.)'])?)>")
 YOURS = re.compile(r"""(?i)(?<==)(["'])\s*your[ _-][^"'\n$`\\]*\1""")
 """`DATA="your data path"`, which bash would take for three words."""
 INSTALLED = re.compile(
-    r"(?<![\w.$}~/!-])/(?:usr/(?:local/)?)?bin/(?=(?:python[\d.]*|torchrun|deepspeed|accelerate|"
-    r"srun|sbatch|mpirun|mpiexec|docker|podman|apptainer|singularity|ssh)(?![\w./-]))"
+    r"(?<![\w.$}~/!:-])/(?:usr/(?:local/)?)?bin/(?=(?:python[\d.]*|torchrun|deepspeed|accelerate|"
+    r"srun|sbatch|mpirun|mpiexec|docker|podman|apptainer|singularity|ssh)(?![\w./:-]))"
 )
 """A folder of programs, before one that the machine may have and that has a stand-in."""
 MARKS = ("1", "22")

@@ -93,11 +93,14 @@ def test_the_first_failure_of_a_rank_outranks_what_others_said_before_it() -> No
     assert first(log + late.replace("rank9", "rank0")) == GONE
 
 
-@pytest.mark.parametrize("word", ["slurmstepd: error: ", "NCCL WARN ", "Error: ", "1"])
-def test_a_long_line_takes_no_long_time(word: str) -> None:
+@pytest.mark.parametrize(
+    "word", ["slurmstepd: error: ", "NCCL WARN ", "Error: ", "needs: Error: ", "1"]
+)
+def test_long_lines_take_no_long_time(word: str) -> None:
     """An expression that is tried at each place of a line, up to its end, took minutes of 64 KB."""
     begun = time.process_time()
-    failures.explain([b"error " + (word * 65536).encode()[:65536]])
+    line = (word * 65536)[:65536]
+    failures.explain([f"error {kind} {line}\n".encode() for kind in "ghijklmnopqrstuvwxyz"])
     assert time.process_time() - begun < 2
 
 
@@ -155,6 +158,50 @@ def test_a_place_is_told_of_what_no_release_says() -> None:
     found = failures.explain(["\n".join(log).encode()])
     where = "raised by forward of transformer/moe/router.py, line 9 (code of megatron)"
     assert found.suspects[0].raised_by == where
+
+
+OWN = 'Traceback (most recent call last):\n  File "/home/x/train.py", line 9, in turn\n'
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "Error: No such container: train",
+        "System has not been booted with systemd as init system (PID 1). Can't operate.",
+        "sudo: command not found",
+        "AttributeError: _ARRAY_API not found",
+        "RuntimeError: module compiled against API version 0x10 but this version of numpy is 0xe",
+        "ERROR: the watcher lost its file",
+    ],
+)
+def test_what_a_run_goes_on_after_is_not_its_failure(line: str) -> None:
+    """Scripts and imports write these; a traceback after hundreds of steps was told as theirs."""
+    log = f"{line}\niteration 1/ 9\niteration 2/ 9\n{OWN}FrobnicateError: upside down"
+    found = failures.explain([log.encode()]).first
+    assert found
+    assert found.failure.name.startswith("raised by turn of home/x/train.py")
+    log = f"{line}\niteration 1/ 9\niteration 2/ 9\nFrobnicateError: upside down"
+    found = failures.explain([log.encode()]).first
+    assert found
+    assert found.said
+    assert found.said.text == "FrobnicateError: upside down"
+
+
+@pytest.mark.parametrize(
+    "line", ["Error rate: 0.12", "Error: 0.12", "Timeout 30 s, on error", "epoch: 12: error 0.3"]
+)
+def test_a_number_that_is_called_an_error_is_no_place(line: str) -> None:
+    assert failures.explain([line.encode()]).first is None
+
+
+def test_a_place_is_not_that_of_an_error_before() -> None:
+    """A caught exception's traceback was told as the place of a later one, which had none."""
+    log = f"{OWN}ValueError: no cache\niteration 1/ 9\niteration 2/ 9\nFrobnicateError: upside down"
+    places = [one.raised_by for one in failures.explain([log.encode()]).suspects]
+    assert places == [
+        "raised by turn of home/x/train.py, line 9 (code of your script or checkout)",
+        "",
+    ]
 
 
 def test_who_called_a_package_is_told() -> None:

@@ -241,6 +241,12 @@ def test_the_launcher_sets_device_connections_where_the_model_is_split() -> None
     assert config(f"{text} --tensor-model-parallel-size 2\n").env == {}
 
 
+def test_a_mounted_program_of_the_machine_is_no_start() -> None:
+    """Its path was read without its folder, as that of a program with a stand-in is."""
+    text = DOCKER.format("-v /usr/bin/docker:/usr/bin/docker")
+    assert not [line for line in told(text) if "docker:docker" in line]
+
+
 def test_what_belongs_to_the_machine_is_told() -> None:
     text = "export PATH=/x:$PATH RANK=0\ntorchrun pretrain_gpt.py --wandb-api-key abc\n"
     assert config(text).env == {}
@@ -450,12 +456,13 @@ def test_what_another_script_does_is_told_where_it_is_called(
 ) -> None:
     """It was told with that script's line, and by the words that stand on such a line here."""
     monkeypatch.chdir(tmp_path)
-    setup = '\n\n[ "$USER" = me ] || true\npip install x\n'
+    setup = '\n\n[ "$USER" = me ] || true\npip install x\nfrob y\n'
     (tmp_path / "setup.sh").write_text(setup)
     (tmp_path / "run.sh").touch()
-    text = "#\n#\n#SBATCH -N 1\n#\nbash setup.sh\ntorchrun a.py --x 1\n"
+    text = "#\n#\n#SBATCH -N 1\n#\nbash setup.sh\nfrob z; bash -c 'nob x'\ntorchrun a.py --x 1\n"
     done = import_script(Path("run.sh"), text, IMAGES, sandbox_here())
-    assert (5, "pip install x: not carried over") in [(one.line, one.what) for one in done.told]
+    told = {one.what.removesuffix(": not carried over"): one.line for one in done.told}
+    assert (told["pip install x"], told["frob y"], told["frob z"], told["nob x"]) == (5, 5, 6, 6)
     assert not any("SBATCH" in one.what for one in done.told)
 
 

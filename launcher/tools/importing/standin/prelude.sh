@@ -4,13 +4,14 @@
 # another script starts stands where that is called.
 [[ $0 -ef $STANDIN_FOLDER/standin ]] && return # in place of a script that isn't here
 export STANDIN_LINE
-STANDIN_BASE=0
+STANDIN_BASE=0 STANDIN_CALL=
 PS4='+$((STANDIN_LINE=STANDIN_BASE+LINENO))+'
 if [ -n "${BASH_EXECUTION_STRING+x}" ]; then
   STANDIN_BASE=$((${STANDIN_LINE:-1} - 1))
 elif [ "$0" = bash ] || [ "$0" = sh ]; then
   STANDIN_BASE=${STANDIN_LINE:-0}
 elif [ -n "${STANDIN_LINE-}" ] && ! [ "$0" -ef "$STANDIN_SCRIPT" ]; then
+  STANDIN_CALL=$STANDIN_LINE
   PS4="+\$((STANDIN_LINE=$STANDIN_LINE,LINENO))+"
 fi
 
@@ -33,7 +34,8 @@ if [ -n "$STANDIN_BEYOND" ]; then
 fi
 
 command_not_found_handle() {
-  "$STANDIN_FOLDER/standin" --as "$@"
+  set +x # which would set it to a line of this file
+  STANDIN_LINE=${STANDIN_CALL:-$((STANDIN_BASE + BASH_LINENO))} "$STANDIN_FOLDER/standin" --as "$@"
 }
 
 exec 9>>"$STANDIN_RECORDS/trace"
