@@ -19,6 +19,8 @@ from launcher.base.errors import EngineError
 from launcher.base.settings import ROOT
 from launcher.images.engine import connect
 from launcher.images.engine.private import base, packages, private
+from launcher.images.matrix.load import load_matrix
+from launcher.tools.demo import TAGS
 from tests.images.carry.conftest import Engine
 from tools import demo
 
@@ -66,7 +68,8 @@ def test_the_layer_is_made_before_there_is_a_venv(
     base.make_layer(tmp_path, print)
     monkeypatch.setattr(base, "_bootstrap", None)
     base.make_layer(tmp_path, pytest.fail)
-    assert base.debian_base(client, "base:x", base.STANDIN_EPOCH, cache=tmp_path)
+    python = load_matrix().rows[TAGS[-1]].python  # of the base that the demo makes first
+    assert base.debian_base(client, "base:x", base.STANDIN_EPOCH, python, cache=tmp_path)
     base.make_layer(tmp_path, pytest.fail)
     assert [path.suffix for path in tmp_path.iterdir()] == [".tar"]
 
