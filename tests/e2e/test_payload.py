@@ -89,7 +89,7 @@ def test_any_image_with_torch_and_megatron_trains_and_says_what_it_lacks(
     assert bare.stderr.count("has no torch: take another image, or another Python") == 1
     python = f"image={{name: '{built['theirs']}:latest', python: /opt/other/python}}"
     nowhere = trains(built["theirs"], tmp_path, "--set", python)
-    assert "cause: the image doesn't have the program that is started" in nowhere.stderr
+    assert "this points to: the image doesn't have the program that is started" in nowhere.stderr
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="a mount namespace is root's to make")

@@ -8,7 +8,9 @@ from collections.abc import Iterable
 
 from launcher.runs.explain.loglines import LINES, Words
 
-FRAME = re.compile(r'(?:File "?|^(?=\S+\.py:\d+ in ))([^"]+?)(?:", line |:)(\d+),? in (\S+)')
+FRAME = re.compile(
+    r'(?:File "?|^(?=\S+\.py(?::\d+ in | in \w+\()))([^"]+?)(?:(?:", line |:)(\d+))?,? in ([\w<>.]+)'
+)
 """A frame of a traceback, Python's, IPython's or rich's: its file, line and function."""
 
 INSTALLED = re.compile(r"(?:site|dist)-packages[/\\](\w+)")
@@ -79,4 +81,5 @@ def _owner(frame: re.Match[str]) -> str:
 
 
 def _place(frame: re.Match[str]) -> str:
-    return f"{frame[3]} of {'/'.join(frame[1].split('/')[-3:])}, line {frame[2]}"
+    line = f", line {frame[2]}" if frame[2] else ""  # IPython's old tracebacks have none here
+    return f"{frame[3]} of {'/'.join(frame[1].split('/')[-3:])}{line}"
