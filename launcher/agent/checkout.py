@@ -73,10 +73,7 @@ def _spare_compilation(utils: Any) -> None:
 
 
 def release(folder: Path) -> str:
-    """The release that a folder's Megatron-Core says it is, "" where it says nothing.
-
-    Read as text: to import it would be to run it.
-    """
+    """The release that a folder's Megatron-Core says it is, read as text; "" where it says none."""
     try:
         text = (folder / "megatron/core/package_info.py").read_text("utf-8", errors="replace")
     except OSError:

@@ -78,10 +78,7 @@ Event = Exit | SignalRequest | RemoteFailure
 def _start(
     job: RankJob, environ: Mapping[str, str], log_dir: str, more: Mapping[str, str]
 ) -> dict[int, subprocess.Popen[bytes]]:
-    """Start the ranks, with `more` variables; their processes, by local rank.
-
-    Each leads a process group, of which what it starts is, too.
-    """
+    """Start the ranks, each in a process group, with `more` variables; processes by local rank."""
     become = ("-I", "-S", rank.__file__)
     before = (*become, str(os.getpid()))
     under = {
@@ -273,10 +270,7 @@ def _name(request: SignalRequest) -> str:
 
 
 def run(job: RankJob, environ: Mapping[str, str]) -> int:
-    """Run the job's ranks to their end; the exit code to pass on.
-
-    Raises `JobRefusal` before any rank is started when the devices, or the nodes, don't fit.
-    """
+    """Run the ranks to their end; the exit code. Raises `JobRefusal` before any is started."""
     events: queue.SimpleQueue[Any] = queue.SimpleQueue()
     faulthandler.register(stacks.SIGNAL)  # until there are ranks, it is the runner that is stuck
     asking: Sequence[signal.Signals] = SIGNALS

@@ -60,10 +60,7 @@ def nearest(release: str) -> str:
 
 
 def has(release: str | None, fact: str) -> bool:
-    """Whether a fact holds of a release's series; of None, whether it does of all series.
-
-    Raises KeyError for a fact that no series begins.
-    """
+    """Whether a fact holds of a release's series, of all for None. Raises KeyError if unknown."""
     since(fact)
     if release is None:
         return all(fact in facts for facts in _facts().values())

@@ -13,10 +13,7 @@ MOST_LISTED = 24
 
 
 class LauncherError(Exception):
-    """What went wrong, where, and how to mend it; printed without a traceback.
-
-    `problem` says what and where, `remedy` what to do about it.
-    """
+    """What went wrong and where, and how to mend it; printed without a traceback."""
 
     exit_code = 2
 

@@ -295,10 +295,7 @@ def copy_foreign(path: Path, below: Path, target: Path) -> None:
 
 
 def write_new(path: Path, text: str) -> None:
-    """Write a user's file that isn't there yet; of one that can't be written nothing is left.
-
-    Raises FileExistsError, and OSError with the path.
-    """
+    """Write a user's new file, whole or not at all. Raises FileExistsError, OSError."""
     with named(path), path.open("x", encoding="utf-8") as file:
         try:
             file.write(text)

@@ -51,10 +51,7 @@ MINUTE, DAY = 60, 86400
 
 
 def make_folder(path: Path, mode: int = 0o777) -> Path:
-    """A new folder of ours, its marker in it from the first moment on; `path`.
-
-    Raises FileExistsError where there is something of that name.
-    """
+    """`path`, made as a folder of ours, with its marker from the start. Raises FileExistsError."""
     with locked_folder(path, mode):
         return path
 
@@ -110,10 +107,7 @@ def _age(folder: Path) -> float:
 
 @contextmanager
 def scratch(below: Path) -> Iterator[Path]:
-    """A folder of ours while this lasts, in `below`, which is made where it isn't there.
-
-    What killed processes left of such folders goes first.
-    """
+    """A folder of ours while this lasts, in `below`, which is made and swept first."""
     below.mkdir(parents=True, exist_ok=True)
     sweep_folders(below)
     with locked_folder(below / f"{SCRATCH}{secrets.token_hex(8)}", 0o700) as path:

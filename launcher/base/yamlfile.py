@@ -91,10 +91,7 @@ class KeyFault(ValueError):
 
 
 def load(path: Path, model: type[Model]) -> Model:
-    """Validate the file at `path` as `model`.
-
-    Raises UsageError for a file that can't be read, isn't YAML, repeats a key or doesn't fit.
-    """
+    """The file at `path` as `model`. Raises UsageError where it can't be read or doesn't fit."""
     return parse(read(path, str(path)), model, name=str(path))
 
 
@@ -393,10 +390,10 @@ def _refuse_surprise(node: yaml.Node, name: str) -> None:
 
 
 def _refuse_repeated_keys(node: yaml.Node, name: str) -> None:
-    """Raise UsageError at the first key that stands twice in one mapping (YAML keeps the last)."""
+    """Raise UsageError at a key that stands twice in one mapping (YAML keeps the last)."""
     if isinstance(node, yaml.MappingNode):
         seen: dict[str, int] = {}
-        for key, inner in node.value:
+        for key, _ in node.value:
             line = _line(key)
             if not isinstance(key, yaml.ScalarNode):
                 raise UsageError(f"{name}:{line}: a key must be a word, not a list or a mapping")
@@ -406,10 +403,8 @@ def _refuse_repeated_keys(node: yaml.Node, name: str) -> None:
                     f"first on line {seen[key.value]}"
                 )
             seen[key.value] = line
-            _refuse_repeated_keys(inner, name)
-    elif isinstance(node, yaml.SequenceNode):
-        for item in node.value:
-            _refuse_repeated_keys(item, name)
+    for child in _children(node):
+        _refuse_repeated_keys(child, name)
 
 
 def _known_keys(model: type[BaseModel] | None, where: tuple[Any, ...]) -> list[str]:

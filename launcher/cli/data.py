@@ -147,10 +147,7 @@ def tokenize(args: Namespace) -> int:
 
 
 def _in_parts(args: Namespace) -> int:
-    """Each part as a job of Slurm's, and all of them as one in the end.
-
-    Raises UsageError, EngineError, PartFailure.
-    """
+    """Each part as a Slurm job, then all as one. Raises UsageError, EngineError, PartFailure."""
     from launcher.base import owned
     from launcher.runs.datasets import indexed
     from launcher.runs.follow import slurm_array
@@ -427,10 +424,7 @@ def _shard(given: str | None, prefix: Path) -> tuple[tuple[int, int], Path]:
 
 
 def _named(given: str) -> list[Path]:
-    """The prefix, or those that a pattern means, sorted; of both files of one it is named once.
-
-    Raises UsageError for a pattern that means none.
-    """
+    """The prefixes that a name or a pattern means, sorted, each once. Raises UsageError."""
     from glob import glob, has_magic
 
     path = os.path.expanduser(given)

@@ -304,9 +304,8 @@ def prune(args: Namespace) -> int:
         if size is not None:  # else it is about to be started again
             freed += size
             print(f"{run.run}  {run.name}  {run.state}  {run.created}")
-    if not (
-        args.dry_run or any(one.may_have_jobs for one in silent)
-    ):  # else a payload may be that of a run that goes on
+    unseen = any(one.may_have_jobs for one in silent)  # a payload may be that of such a run
+    if not (args.dry_run or unseen):
         used = {job.labels.get(LABEL + payload.KEY, "") for _, job in jobs}
         used |= {record.payload for record in records.each()}
         freed += payload.sweep(settings().runs, used)

@@ -69,10 +69,7 @@ def entry(folder: str = TARGET) -> str:
 
 @cache
 def contents() -> dict[str, bytes]:
-    """This launcher's own payload: its modules, as bytes by their paths.
-
-    Read once: an edit meanwhile doesn't reach a run that goes on.
-    """
+    """This launcher's modules, as bytes by path; read once, so that no edit reaches a run."""
     paths = [path for pattern in _OWN for path in _PACKAGE.glob(pattern)]
     return {
         f"launcher/{path.relative_to(_PACKAGE).as_posix()}": path.read_bytes() for path in paths
@@ -135,10 +132,7 @@ def _write(folder: Path) -> None:
 
 
 def sweep(runs: Path, used: Collection[str]) -> int:
-    """Remove the payloads that aren't `used`, nor were taken in the last hour; the bytes freed.
-
-    A run that starts just now has no record yet.
-    """
+    """Remove payloads neither `used` nor taken in the last hour, by a start; the bytes freed."""
     freed, below = 0, runs / FOLDER
     for folder in below.glob("[0-9a-f]" * 32):
         if folder.name not in used and time.time() - folder.lstat().st_mtime > JUST_TAKEN:

@@ -44,10 +44,7 @@ def _print(given: Namespace) -> None:
 
 
 def arguments_of(saved: Any) -> Namespace:
-    """Our program's arguments, for one rank, as a checkpoint has them: ours, or upstream's.
-
-    Raises `OptionError` where it has none.
-    """
+    """Our arguments, for one rank, from a checkpoint's own or upstream's. Raises `OptionError`."""
     known = dict(saved) if isinstance(saved, dict) else vars(saved) if saved else {}
     if not known:
         raise OptionError("the checkpoint doesn't say its model: it is older than this program")

@@ -330,3 +330,14 @@ def test_the_sample_index_is_on_a_disk_that_all_share(
     for told in seen(words):
         assert ("  the data's sample index: node 1 (" in told) == bool(told) == (second == "two")
     assert [path.name for path in tmp_path.glob("*/.seen*")] == []
+
+
+def test_a_node_goes_on_alone_where_one_will_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has no other to send around a ring: the run that went on ended with an IndexError."""
+    monkeypatch.setattr(rendezvous, "LAST_CALL_SECONDS", 0)
+    where = f"--nodes 2 --fewer 1 --master-addr 127.0.0.1 --master-port {free_port()}".split()
+    job = parse(["--cpu", "--processes-per-node", "1", *where, "--node-rank", "0", "--", "x"], {})
+    linked = alike.look(job, {}, 0, lambda: False)
+    assert linked
+    with closing(linked.rendezvous):
+        assert (linked.job.nodes, linked.job.node_rank) == (1, 0)

@@ -66,10 +66,7 @@ def partial(root: str | Path, iteration: int, mine: lineage.LineageNote | None =
 
 
 def noted(root: Path) -> str:
-    """What the tracker says: an iteration, "release", or "" where there is nothing to read.
-
-    Raises `OSError` where it is there and can't be read.
-    """
+    """The tracker's iteration, or "release"; "" where there is none. Raises `OSError`."""
     try:
         return files.read_regular(root / TRACKER, LONGEST).decode("utf-8", "replace").strip()
     except (FileNotFoundError, NotADirectoryError):
@@ -182,10 +179,7 @@ def _unfinished(path: Path, iteration: int, newest: str) -> str:
 
 
 def newest_complete(root: Path, line: str = "") -> CheckpointFolder | None:
-    """The checkpoint to go on from, or None where there is none; raises as `scan`.
-
-    Of a `line`'s own alone, where one is given.
-    """
+    """The newest complete checkpoint, of `line` where it is given, or None; raises as `scan`."""
     return next((each for each in newest_first(root, line) if not each.problem), None)
 
 

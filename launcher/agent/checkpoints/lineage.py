@@ -150,10 +150,7 @@ def line(root: Path, run: str) -> str:
 def claim(
     root: Path, run: str, of: str, *, overwrite: bool = False, holder: str = ""
 ) -> LineageNote:
-    """Say that `run`, of the line `of`, saves under `root` from now on; what was there stays as is.
-
-    The claim. Raises `OSError` where that can't be written.
-    """
+    """The new claim: `run`, of the line `of`, saves under `root` from now on. Raises `OSError`."""
     earlier = _read(root)
     if earlier and earlier.line == of:  # one that was killed: what it left is its line's
         before = earlier.before

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.agent.checkpoints import folders, lineage
@@ -11,6 +12,7 @@ from launcher.agent.checkpoints import folders, lineage
 POLL_SECONDS = 5.0
 
 
+@dataclass
 class Retention:
     """Lets the complete checkpoints of a `line` under `root` say so, and keeps the newest `keep`.
 
@@ -18,20 +20,14 @@ class Retention:
     or can't, it passes to `say`. Where another run has taken the folder over, it does nothing.
     """
 
-    def __init__(
-        self,
-        root: Path,
-        line: str,
-        keep: int | None,
-        say: Callable[[str], None],
-        holder: str = "",
-    ) -> None:
-        self.root = root
-        self.holder = holder
-        self.line = line
-        self.keep = keep
-        self.say = say
-        self.seen = 0
+    root: Path
+    line: str
+    keep: int | None
+    say: Callable[[str], None]
+    holder: str = ""
+    seen: int = 0
+
+    def __post_init__(self) -> None:
         self.ended = threading.Event()
         self.thread = threading.Thread(target=self._watch, daemon=True)
 

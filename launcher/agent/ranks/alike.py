@@ -149,7 +149,7 @@ def look(
             off = rendezvous.exchange(now, clocks)
             blind = [what for what, sign in signs.items() if not _sees(folders.get(what), sign)]
             wrong += rendezvous.exchange(me | {"blind": blind}, apart)
-            found = [] if refused else ring.look(rendezvous)
+            found = [] if refused or rendezvous.nodes == 1 else ring.look(rendezvous)
             if refused:
                 raise MismatchError(_listed("not all nodes can start their ranks:", refused))
             if wrong and not environ.get(MAY_DIFFER):

@@ -92,12 +92,9 @@ class RankJob:
         )
 
     def check_devices(self) -> int:
-        """How many CUDA devices are visible.
+        """How many CUDA devices are visible: one for each process, each able to run torch's code.
 
-        Raises `MismatchError` unless there is one for each process, and each can run torch's code.
-
-        Upstream's quickstart takes the device count for the world size: with fewer processes
-        than visible devices it waits for ever for ranks that nobody starts.
+        Else raises `MismatchError`: upstream's quickstart would wait for the other devices' ranks.
         """
         try:
             found, arch_list = devices.look()
@@ -212,10 +209,7 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 
 def parse(argv: Sequence[str], environ: Mapping[str, str]) -> RankJob:
-    """The job that `argv` asks for, with `environ` (a cluster's, say) giving the defaults.
-
-    Raises `JobRefusal` where the values can't work together.
-    """
+    """The job of `argv`, with defaults from `environ`. Raises `JobRefusal` where values clash."""
     end = argv.index("--") if "--" in argv else len(argv)
     job = RankJob(tuple(argv[end + 1 :]), **vars(_parser(environ).parse_args(argv[:end])))
     if job.program in ((), ("-m",)):

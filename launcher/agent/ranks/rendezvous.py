@@ -125,9 +125,7 @@ class Rendezvous:
     def join(self, seconds: float) -> None:
         """Wait until all nodes are here, or enough.
 
-        Raises RendezvousFailure with those that aren't, and why.
-
-        Raises NodeNotNeeded where the others are more than enough.
+        Raises RendezvousFailure with those missing, and why; NodeNotNeeded where others suffice.
         """
         if self.node:
             self._reach(seconds)

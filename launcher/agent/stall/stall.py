@@ -120,10 +120,7 @@ def place(stack: Stack) -> RankPosition:
 
 
 def conclude(places: Mapping[int, RankPosition], records: flight.Records, *, whole: bool) -> str:
-    """Which rank the others wait for, in a line.
-
-    `whole` is whether these are all ranks of the run, and not those of one node among several.
-    """
+    """Which rank the others wait for, in a line; `whole`: these are all ranks of the run."""
     if late := flight.behind(records):
         return _late(places, late)
     places = {rank: _on_gpu(at, records.get(rank, ())) for rank, at in sorted(places.items())}
@@ -197,10 +194,7 @@ def _ranks(ranks: Sequence[int], one: str, several: str) -> str:
 
 
 class Collector:
-    """Asks a node's ranks where they are; `folder` holds what they write and what is kept of it.
-
-    `whole` is whether no other node has any.
-    """
+    """Asks a node's ranks where they are, by files in `folder`; `whole`: no other node has any."""
 
     def __init__(self, folder: Path, environ: Mapping[str, str], *, cpu: bool, whole: bool) -> None:
         self.folder = folder
@@ -309,10 +303,7 @@ def _text(file: Path) -> str:
 
 
 def ask(runner: int) -> dict[str, bytes]:
-    """Ask a runner for a report, by its process id: the files of it, by name.
-
-    None where it doesn't listen, or has no ranks, or ends meanwhile.
-    """
+    """The files, by name, of the report that the process `runner` writes; {} if none comes."""
     folder = _folder(runner)
     if not folder or not listens(runner):
         return {}

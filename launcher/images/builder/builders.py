@@ -63,10 +63,7 @@ class ImageBuild:
 
 
 def build(client: DockerClient, wanted: ImageBuild, progress: Progress) -> str:
-    """Build with the best builder that the engine of `client` has, and return the image ID.
-
-    Raises BuildError, and docker's errors where the engine doesn't answer.
-    """
+    """The image ID, built by the engine's best builder. Raises BuildError, and docker's errors."""
     from launcher.images.engine import connect
 
     env = connect.cli_environment(client)
@@ -103,10 +100,7 @@ def _tell_limits(progress: Progress, without_podman: bool) -> None:
 
 
 def podman(command: list[str], env: dict[str, str], wanted: ImageBuild, progress: Progress) -> str:
-    """Build with `command` (podman --url …), with the source's time for every time in the image.
-
-    Returns the image ID. Raises BuildError.
-    """
+    """The ID of the image that `command` (podman --url …) builds. Raises BuildError."""
     with owned.scratch(settings().cache) as folder:
         id_file = Path(folder) / "id"
         argv = [*command, "build", "--network=none", f"--iidfile={id_file}"]

@@ -86,10 +86,7 @@ class Inputs:
 
 
 def own_files() -> dict[str, Path]:
-    """The launcher's own files that an image is made with, by their path in the context.
-
-    What starts and watches a run isn't among them: each run brings it (launcher/runs/payload.py).
-    """
+    """The launcher's own files that an image is made with, by their path in the context."""
     return {name: Path(__file__).with_name(name) for name in OWN}
 
 

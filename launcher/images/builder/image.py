@@ -381,10 +381,7 @@ def _tag(inputs: context.Inputs) -> str:
 def build_all(
     builds: Builds, requests: list[BuildRequest]
 ) -> tuple[list[BuiltImage], list[tuple[BuildRequest, LauncherError]]]:
-    """Build every request; a row that fails doesn't keep the others from being built.
-
-    Raises UsageError, before anything is built, where one of them can't be.
-    """
+    """Build every request, also after a failed one. Raises UsageError before the first build."""
     built: list[BuiltImage] = []
     failed: list[tuple[BuildRequest, LauncherError]] = []
     for request in requests:

@@ -330,7 +330,7 @@ def only_scripts(source: Path):  # type: ignore[no-untyped-def]  # shutil's own 
 
     def ignore(folder: str, names: list[str]) -> set[str]:
         if Path(folder) == source:
-            unwanted = ("megatron", "build", "tests")
+            unwanted = ("megatron", "build", "tests", "__pycache__")
             return {n for n in names if n in unwanted or ".egg" in n or n.startswith(".git")}
         return {n for n in names if n == "__pycache__"}
 
@@ -382,8 +382,7 @@ def compile_share(folder: Path, share: int) -> None:
 
     But for packages' own tests, a fifth of what comes with torch: who imports one compiles it.
     """
-    found = folder.rglob("*.py")
-    files = (path for path in found if not TESTS & {*path.relative_to(folder).parts})
+    files = (p for p in folder.rglob("*.py") if not TESTS & {*p.relative_to(folder).parts})
     for path in sorted(files)[share::SHARES]:
         compileall.compile_file(
             path,

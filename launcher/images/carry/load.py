@@ -52,10 +52,7 @@ class LoadedImage:
 
 @dataclass(frozen=True)
 class _Content:
-    """A checked layout: its list, the configuration, and the layers, lowest first.
-
-    diff_ids: those of the layers, as they are unpacked
-    """
+    """A checked layout: its list and configuration, its layers and their diff IDs, lowest first."""
 
     folder: Path
     listing: Listing

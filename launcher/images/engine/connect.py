@@ -133,10 +133,7 @@ def buildkit(client: DockerClient) -> list[str] | None:
 
 
 def podman(client: DockerClient) -> list[str] | None:
-    """The beginning of a podman command line for the engine of `client`, or None.
-
-    None with another engine than podman, and where there is no podman program here that reaches it.
-    """
+    """The beginning of a podman command line that reaches the engine of `client`, or None."""
     program = shutil.which("podman")
     if program is None or not is_podman(client):
         return None

@@ -85,10 +85,7 @@ def extras_of(matrix: Matrix, row: Row, asked: Sequence[str]) -> Extras:
 
 
 def normalised(names: Sequence[str]) -> tuple[str, ...]:
-    """Extras as they are compared: sorted, each once, spelt as package indexes spell them.
-
-    Raises UsageError for what can't be one.
-    """
+    """Extras sorted, each once, spelt as package indexes do. Raises UsageError for what is none."""
     if not names:
         return ()
     from packaging.requirements import InvalidRequirement, Requirement

@@ -53,10 +53,7 @@ def entry(name: str, size: int, content: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def load_archive(client: DockerClient, chunks: Iterator[bytes]) -> str:
-    """Have an engine load an archive of one image without a name; the ID that it reports.
-
-    Raises EngineError where it refuses, or states none.
-    """
+    """The ID of an archive's one nameless image, as the engine loads it. Raises EngineError."""
     said = []
     try:
         for event in client.api.load_image(_unswallowed(chunks), quiet=True):

@@ -41,10 +41,7 @@ def answer_within(client: DockerClient, seconds: float) -> Iterator[None]:
 
 
 def find_image(client: DockerClient, name: str) -> dict[str, Any] | None:
-    """What an engine says of an image; None where it has none of that name.
-
-    Raises UsageError for what is no image's name to it.
-    """
+    """What an engine says of an image, or None. Raises UsageError for what is no image's name."""
     from docker.errors import APIError, NotFound
 
     try:

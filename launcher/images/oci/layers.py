@@ -62,11 +62,9 @@ def read_layers(
 ) -> dict[str, Layer]:
     """The layers in a stream of `docker save`, by diff ID, but for those that are `known`.
 
-    diff_ids: the image's, lowest first. A known layer is passed over where the stream names which
-    one it is before it comes; else it is read like the others, packed or not. One that is packed as
-    Python can't read it isn't among those returned.
-
-    Raises EngineError where the stream isn't a whole image.
+    diff_ids: the image's, lowest first. A known layer is passed over where the stream names it
+    before it comes; else it is read like the others, packed or not. One that is packed as Python
+    can't read it is left out. Raises EngineError where the stream isn't a whole image.
     """
     found: dict[str, Layer] = {}
     try:

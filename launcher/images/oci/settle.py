@@ -111,10 +111,7 @@ def iso(seconds: int) -> str:
 def write_image(
     path: Path, layer: Path, epoch: int, labels: Mapping[str, str], architecture: str
 ) -> str:
-    """Write an archive of an image of the one layer `layer` (a tar); its ID.
-
-    `docker import` would stamp the current time into it, so that its ID would always be another.
-    """
+    """Write an archive of an image of one layer, a tar; its ID. `docker import` adds the time."""
     with layer.open("rb") as file:
         digest = f"sha256:{sha256_of(blocks_of(file))}"
     created = iso(epoch)

@@ -129,10 +129,7 @@ def path_of(made: Recipe) -> Path:
 
 
 def find_lock(made: Recipe, matrix: Matrix, site: Settings) -> ExtrasLock | None:
-    """The lock of a recipe's extras: the one beside the matrix, else the site's own; or None.
-
-    Raises UsageError for a file that is no lock.
-    """
+    """A recipe's lock of extras: beside the matrix, else the site's, or None. Raises UsageError."""
     limits = limits_of(made, matrix)
     for folder in (site.matrix.parent / "extras", site.extras):
         path = folder / path_of(made)
@@ -158,10 +155,7 @@ def cached(lock: ExtrasLock, made: Recipe, site: Settings) -> Path:
 
 
 def take(path: Path, site: Settings) -> None:
-    """Put a lock that came from elsewhere into the site's own folder, unless one is there.
-
-    Raises UsageError for a file that is no lock.
-    """
+    """Put a lock from elsewhere into the site's folder, unless one is there. Raises UsageError."""
     lock = yamlfile.load(path, ExtrasLock)
     if not (site.extras / lock.tag / path.name).exists():
         keep_text(dump(lock), Path(lock.tag, path.name), site)

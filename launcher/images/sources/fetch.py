@@ -76,10 +76,7 @@ def interpreter(recipe: Recipe, site: Settings, progress: Progress) -> Path | No
 
 
 def archive(wanted: Interpreter, site: Settings) -> Path:
-    """The archive of an interpreter, from the cache or from where the matrix has it.
-
-    Raises BuildError for one that can't be fetched or whose hash is another.
-    """
+    """An interpreter's archive, from the cache or the matrix's address. Raises BuildError."""
     if not cached(wanted.sha256, site):
         url = mirrored(wanted.url, site)
         with owned.scratch(site.cache) as folder:

@@ -59,10 +59,7 @@ class _Page(BaseModel):
 
 
 def sdist(pin: str, site: Settings) -> Path:
-    """The source distribution of `name==version --hash=sha256:…`, from the cache or an index.
-
-    Raises BuildError for one that can't be fetched or whose hash is another.
-    """
+    """The sdist of `name==version --hash=sha256:…`, from cache or index. Raises BuildError."""
     digest = sha256_of_pin(pin)
     if not fetch.cached(digest, site):
         project, _, version = pin.partition(" ")[0].partition("==")
@@ -226,10 +223,7 @@ class Pip:
             yield f"{index.rstrip('/')}/{canonicalize_name(project)}/"
 
     def listed(self, page: str) -> list[IndexFile]:
-        """The files that a page lists; those of a folder, where it is one without a page.
-
-        Raises OSError where it can't be had and ValueError where it isn't a page.
-        """
+        """The files of a page, or of a folder without one. Raises OSError; ValueError: no page."""
         folder = _path(page)
         if folder and folder.is_dir() and not (folder / "index.html").is_file():
             return [IndexFile(filename=one.name, url=one.as_uri()) for one in folder.iterdir()]

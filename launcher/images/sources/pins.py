@@ -204,10 +204,7 @@ def _beside(wanted: str, platform: str) -> str:
 
 
 def digest_at(client: DockerClient, reference: str, platform: str) -> str:
-    """The digest that the registry has for a tag; asked by the engine, which pulls it.
-
-    Raises EngineError where it has none for the platform, too.
-    """
+    """The digest that the registry has for a tag, asked by the engine. Raises EngineError."""
     try:
         with answer_within(client, max(ASK_WITHIN, settings().answer_within)):
             return str(client.api.inspect_distribution(reference)["Descriptor"]["digest"])

@@ -111,9 +111,7 @@ def _checked(version: str, locked: LockedRelease, repository: Path) -> MegatronS
 
 
 def locked_repository(name: str, named: GitSource, pinned: LockedGit, site: Settings) -> Path:
-    """The cached repository with the locked commit, fetched into it where it wasn't there.
-
-    name: of the release or the extension, for messages
+    """The cached repository with the locked commit of `name`, a release or an extension.
 
     Raises BuildError for a commit that can't be fetched, a tag or branch that was moved since.
     """

@@ -22,10 +22,7 @@ BACKENDS = {
 
 
 def backend(name: str) -> Backend:
-    """The backend called `name`: ours, or what another package's entry point makes of no arguments.
-
-    Raises UsageError that names the nearest where there is none.
-    """
+    """The backend `name`: ours, or that of a package's entry point. Raises UsageError."""
     if name in BACKENDS:
         found: Backend = import_module(BACKENDS[name]).backend()
         return found

@@ -88,10 +88,7 @@ class Survivors:
 
 @dataclass
 class Group:
-    """A run's nodes as one job, in the order of their ranks; the others wait for the first one.
-
-    A backend adds how it asks: `look` and `log`, and `remove`.
-    """
+    """A run's nodes, by their ranks, as one job; a backend adds `look`, `log` and `remove`."""
 
     nodes: tuple[Job, ...]
     labels: Mapping[str, str]

@@ -86,10 +86,7 @@ def number(path: Path) -> int | None:
 
 @dataclass(kw_only=True)
 class SchedulerQuery:
-    """What a scheduler says of jobs: asked for all of them at once, and not too often.
-
-    A backend adds `ask`, which raises EngineError.
-    """
+    """A scheduler's answer on all jobs, asked now and then; a backend adds `ask` (EngineError)."""
 
     asked_at: float = -ASK_SECONDS
     told: set[str] = field(default_factory=set)
@@ -145,10 +142,7 @@ class SchedulerBackend(Backend):
 
 
 class PolledJob:
-    """A job that is looked at again and again, with what all such do alike.
-
-    A backend adds `ended` and `kill`, and `ask`, which asks it to stop and doesn't wait.
-    """
+    """A job that is polled; a backend adds `ended`, `kill`, and `ask` to stop without waiting."""
 
     poll_seconds: ClassVar[float] = 0.2
 

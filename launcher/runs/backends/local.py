@@ -44,17 +44,13 @@ for name in ("torch", "megatron-core", "transformer-engine", "apex", "numpy"):
         versions[name] = metadata.version(name)
     except metadata.PackageNotFoundError:
         pass
-try:
-    core = util.find_spec("megatron.core")
-except ModuleNotFoundError:
-    core = None
-has_torch = util.find_spec("torch") is not None
-found = []
-for name in sys.argv[1:]:
+def spec(name):
     try:
-        found += [name] if util.find_spec(name) else []
+        return util.find_spec(name)
     except ModuleNotFoundError:
-        pass
+        return None
+core, found = spec("megatron.core"), [name for name in sys.argv[1:] if spec(name)]
+has_torch = spec("torch") is not None
 print(json.dumps([has_torch, versions, core and core.origin, platform.python_version(), found]))
 """
 ENTER = """\

@@ -76,10 +76,7 @@ def filled(told: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def goes_on_from(plan: Plan, key: str) -> str:
-    """The folder that a run which `key` starts again is to load.
-
-    "" for a run that saves nothing, or loads it anyway. Raises UsageError.
-    """
+    """The folder that a run which `key` starts again is to load, or "". Raises UsageError."""
     save = plan.options.get("save")
     if not save or plan.options.get("load") == save:
         return ""

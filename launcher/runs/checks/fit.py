@@ -81,9 +81,8 @@ def _smallest(config: RunConfig, processes: int, card: Gpu) -> str:
 
 def _fitting(config: RunConfig, processes: int, card: Gpu) -> Iterator[tuple[Changes, float]]:
     """The changes, alone or on top of those before, with which the model fits, and its bytes."""
-    already = layout.faults(
-        config, layout.layout(config, processes)
-    )  # which the image's Megatron allows
+    # What is wrong already, the image's Megatron allows.
+    already = layout.faults(config, layout.layout(config, processes))
     for changes in _tried(config, processes):
         changed = _with(config, changes)
         where = layout.layout(changed, processes)

@@ -362,10 +362,8 @@ def _dataset(prefix: str, who: RunUser | None) -> Dataset:
         return Dataset(prefix, "", index.tokens, greatest, index.sequences)
     except indexed.DamagedDataset as error:
         return Dataset(prefix, str(error))
-    except (FileNotFoundError, PermissionError):
-        return Dataset(
-            prefix, ""
-        )  # reported by launcher.runs.follow.files, or for the run's user to read
+    except (FileNotFoundError, PermissionError):  # runs/follow/files reports it, if need be
+        return Dataset(prefix, "")
     except OSError as error:
         return Dataset(prefix, f"{error.filename}: {error.strerror}")
 

@@ -165,10 +165,7 @@ def _check_alone(asked: RunRequest, chosen: Backend, stamp: Stamp) -> None:
 
 
 def release(asked: RunRequest, chosen: Backend) -> str | None:
-    """The Megatron release of the run, whether or not its image is there; None is unknown.
-
-    Raises UsageError and EngineError, as `assemble` does.
-    """
+    """The run's Megatron release, also without its image, or None; raises as `assemble`."""
     return _known(asked, _ask(asked.config, asked.origin, chosen, dry=True)[0]).release
 
 
@@ -178,7 +175,9 @@ def _known(asked: RunRequest, facts: ImageFacts) -> ImageFacts:
     A series that nobody has described is the one that the run file takes it for.
     """
     if asked.config.source:
-        release = _checkout(asked.config.source, asked.cwd)
+        from launcher.images.sources.source import own_version
+
+        release = own_version(Path(asked.cwd, expanded(asked.config.source)))
         facts = replace(facts, release=release, scripts=True)
     taken = asked.config.megatron
     if taken and not (facts.release and series.is_known(facts.release)):
@@ -241,13 +240,6 @@ def _planned(config: RunConfig, origin: Origin) -> ImageFacts:
     if config.image.name:
         return ImageFacts(config.image.megatron)
     return image.planned(config.image, load_matrix(), origin.place)
-
-
-def _checkout(source: str, cwd: str) -> str:
-    """The release that a checkout calls itself. Raises UsageError where it is none."""
-    from launcher.images.sources.source import own_version
-
-    return own_version(Path(cwd, expanded(source)))
 
 
 def counted(config: RunConfig, chosen: Backend) -> Gpus:

@@ -124,10 +124,7 @@ def line(labels: Mapping[str, str]) -> str:
 
 
 def newest(labels: Mapping[str, str]) -> CheckpointFolder | None:
-    """The newest complete checkpoint of a job and those it goes on from, by its labels.
-
-    Raises `OSError` where its folder can't be read.
-    """
+    """The newest complete checkpoint of a job and what it goes on from. Raises `OSError`."""
     folder = labels.get(f"{LABEL}checkpoints")
     return folders.newest_complete(Path(folder), line(labels)) if folder else None
 

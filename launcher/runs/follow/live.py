@@ -116,10 +116,7 @@ def short(number: float) -> str:
 
 
 def terminal(stdout: TextIO, stderr: TextIO, environ: Mapping[str, str]) -> TextIO | None:
-    """Where a live line may be drawn: stderr, where it and stdout are on a terminal that can.
-
-    The line has no colours, so NO_COLOR doesn't matter.
-    """
+    """Where a live line may be drawn: stderr, where it and stdout are on a terminal that can."""
     able = environ.get("TERM", "") not in ("", "dumb")
     return stderr if able and stdout.isatty() and stderr.isatty() else None
 

@@ -163,14 +163,11 @@ def attach(text: str, shown: OutputDetail = OutputDetail.USUAL) -> int:
         if restarts:
             tell(f"{error.problem}: it won't be started again")
         restarts = 0
-    attempts = Attempts(asked, chosen, _stamp(job), None)
+    stamp = Stamp(job.run, job.labels.get(f"{LABEL}created", ""))
+    attempts = Attempts(asked, chosen, stamp, None)
     return supervise(
         chosen, attempts, restarts=restarts, job=job, listening=_listening, shown=shown
     ).code
-
-
-def _stamp(job: Job) -> Stamp:
-    return Stamp(job.run, job.labels.get(f"{LABEL}created", ""))
 
 
 def prepare(
@@ -318,16 +315,14 @@ class FirstAttempt:
     starting: ExitStack
 
 
+@dataclass(frozen=True)
 class Attempts:
     """Starts a run's attempts: the first as it was asked for, the others from what it saved."""
 
-    def __init__(
-        self, asked: RunRequest, chosen: Backend, stamp: Stamp, first: FirstAttempt | None
-    ) -> None:
-        self.asked = asked
-        self.chosen = chosen
-        self.stamp = stamp
-        self.first = first
+    asked: RunRequest
+    chosen: Backend
+    stamp: Stamp
+    first: FirstAttempt | None
 
     def __call__(self, attempt: int) -> Job:
         """Start an attempt, and show what is waited for meanwhile and then."""

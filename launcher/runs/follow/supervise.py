@@ -111,7 +111,7 @@ def _to_its_end(
     from launcher.runs.follow import compact, guard, watchdog
     from launcher.runs.records.ending import Ending
 
-    follower = Follower(chosen, job, stopper, mine, listeners)
+    follower = Follower(chosen, job, stopper, mine, [*listeners])
     live.screen.edit = compact.editor(job.run, live.screen, os.environ)
     try:
         ended = follower.follow()
@@ -165,24 +165,17 @@ class Tail:
         return bytes(self.kept).decode(errors="replace")
 
 
+@dataclass
 class Follower:
     """Passes a job's output on, each byte once, even where the engine goes away in between."""
 
-    def __init__(
-        self,
-        chosen: Backend,
-        job: Job,
-        stopper: Stopper,
-        mine: bool,
-        listeners: Sequence[Listener] = (),
-    ) -> None:
-        self.chosen = chosen
-        self.job = job
-        self.stopper = stopper
-        self.mine = mine
-        self.listeners = [*listeners]
-        self.tail = Tail()
-        self.passed: Counter[tuple[bool, int]] = Counter()
+    chosen: Backend
+    job: Job
+    stopper: Stopper
+    mine: bool
+    listeners: list[Listener] = field(default_factory=list)
+    tail: Tail = field(default_factory=Tail)
+    passed: Counter[tuple[bool, int]] = field(default_factory=Counter)
 
     def follow(self) -> ExitStatus:
         """Pass on the output until the end. Raises EngineError where the engine stays away."""

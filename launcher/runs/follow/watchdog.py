@@ -51,6 +51,7 @@ class Silence:
         return None if self.told else max(0.0, self.since + max(self.timeout, least) - now)
 
 
+@dataclass(eq=False)
 class SilenceWatch:
     """Listens to a job's output, and looks where its ranks are when none comes.
 
@@ -58,23 +59,17 @@ class SilenceWatch:
     `verdict` is what was found where the run was ended for it, else "".
     """
 
-    def __init__(
-        self,
-        job: Job,
-        wanted: config.Watchdog,
-        folder: Path,
-        tell: Callable[[str], None],
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self.job = job
-        self.wanted = wanted
-        self.folder = folder
-        self.tell = tell
-        self.clock = clock
-        self.silence = Silence(float(wanted.timeout), clock())
+    job: Job
+    wanted: config.Watchdog
+    folder: Path
+    tell: Callable[[str], None]
+    clock: Callable[[], float] = time.monotonic
+    over: bool = False
+    verdict: str = ""
+
+    def __post_init__(self) -> None:
+        self.silence = Silence(float(self.wanted.timeout), self.clock())
         self.changed = threading.Condition()
-        self.over = False
-        self.verdict = ""
 
     def __enter__(self) -> SilenceWatch:
         threading.Thread(target=self._watch, daemon=True).start()

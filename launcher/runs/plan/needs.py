@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -133,13 +133,9 @@ def _mend(rule: NeedRule, image: Image, *, contained: bool) -> str:
         return f"python3 -m pip install {' '.join(packages)}"
     if image.name:
         return f"Take an image with it: FROM {image.name}, RUN pip install {' '.join(packages)}"
-    more = [one for one in _extras(rule, packages) if one not in image.extras]
-    extras = [*image.extras, *more]
+    wanted = [rule.extras] if rule.extras else packages
+    extras = [*image.extras, *(one for one in wanted if one not in image.extras)]
     return (
         f"{build_command(image, extras)}, and in the run file "
         f'image: {{tag: "{image.tag}", extras: [{", ".join(extras)}]}}'
     )
-
-
-def _extras(rule: NeedRule, packages: Sequence[str]) -> Iterator[str]:
-    yield from [rule.extras] if rule.extras else packages

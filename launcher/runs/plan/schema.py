@@ -64,10 +64,7 @@ def schema() -> JsonSchemaValue:
 
 
 def key_texts() -> Mapping[str, Mapping[str, str]]:
-    """What each key means, by model and key: the docstrings below the models' fields.
-
-    They are read from the source, which costs no time where runs start.
-    """
+    """What each key means, by model and key: the docstrings below the fields, from the source."""
     found = dict[str, dict[str, str]]()
     for module in (config, clusters):
         for node in ast.parse(inspect.getsource(module)).body:

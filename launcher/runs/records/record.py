@@ -68,10 +68,7 @@ class Record:
     payload: str = ""
 
     def asked(self) -> RunRequest:
-        """What was asked for, to be assembled into a plan again.
-
-        Raises UsageError for a record of another launcher, whose keys this one doesn't know.
-        """
+        """The request, to be assembled again. Raises UsageError for another launcher's keys."""
         try:
             config = RunConfig.model_validate(self.config)
         except ValueError as error:
@@ -132,10 +129,7 @@ def without_secrets(
 
 
 def check_secrets(record: Record, config: RunConfig, environ: Mapping[str, str]) -> None:
-    """See that each secret that the record left out is there for `config`, which goes on with it.
-
-    Raises UsageError that names those that aren't.
-    """
+    """Raise UsageError with the secrets that the record left out and `config` lacks."""
     lacking = [key for key in record.hidden if not _supplied(key, config, environ)]
     if lacking:
         raise UsageError(
@@ -241,10 +235,7 @@ def image_name(path: str | Path) -> str:
 
 
 def read_lines(path: str | Path) -> Iterator[dict[str, Any]]:
-    """The objects in lines of JSON; none in a file that can't be read.
-
-    A line that isn't whole, where a launcher was killed, has none.
-    """
+    """The objects in lines of JSON: none of a line cut short, nor in a file that can't be read."""
     with suppress(OSError), open(path, "rb", buffering=0) as file:
         rest = b""
         while piece := file.read(PIECE):
@@ -331,10 +322,7 @@ def forget(run: str) -> None:
 
 
 def find(text: str) -> Record:
-    """The record of the run that `text` names: an id, the beginning of one, or a run's name.
-
-    Of several of one name it is the newest. Raises UsageError where there is none.
-    """
+    """The record that `text` names: an id, its beginning, or a name's newest. Raises UsageError."""
     if text.isalnum() and (whole := load(text, folder(text) / FILE)):
         return whole
     known = records()

@@ -72,10 +72,7 @@ def living(jobs: Iterable[Job]) -> dict[str, str]:
 def summary(
     kept: Record, folder: str, alive: Mapping[str, str], last: Mapping[str, Any], image: str = ""
 ) -> RunSummary:
-    """The summary of a run with this record; `last` is the newest step of its metrics.
-
-    Without an `image`, its name is read from the facts.
-    """
+    """A run's summary; `last` is its newest step, `image` is read from its facts if not given."""
     ending = _last_ending(folder)
     over = ending if kept.run not in alive else None
     outcome = ending["outcome"] if ending else UNKNOWN

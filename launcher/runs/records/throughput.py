@@ -67,10 +67,7 @@ class Rates:
 
 
 def step_of(plan: Mapping[str, Any], vocabulary: int | None = None) -> StepWork | None:
-    """The steps of a plan as it is kept; None where the model, or the batch, isn't known.
-
-    `vocabulary` is the padded one, where the log has it.
-    """
+    """A kept plan's steps, None if unknown; `vocabulary` is the padded one, where a log has it."""
     options = plan.get("options") or {}  # an older launcher kept none
     world = plan["nodes"] * plan["processes_per_node"]
     shape = model.shape(plan.get("program", ""), options, vocabulary)
@@ -115,9 +112,6 @@ def rates(step: StepWork, ms: float, gpu_name: str | None = None) -> Rates | Non
 
 
 def peak(name: str, precision: str) -> float | None:
-    """The dense TFLOP/s of a GPU by its name, in fp16, bf16 or fp32; None where not known.
-
-    For "memory" it is its bandwidth in TB/s, for "link" NVLink's in GB/s.
-    """
+    """A GPU's dense TFLOP/s in fp16, bf16 or fp32; of "memory" TB/s, of "link" GB/s; or None."""
     found = card(name)
     return found.rates.get(precision) if found else None

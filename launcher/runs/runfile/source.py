@@ -122,10 +122,7 @@ def load(name: str, overrides: list[Override]) -> tuple[RunConfig, Origin]:
 
 
 def _read(label: str, path: Path, above: tuple[Path, ...] = ()) -> tuple[Node, Any, Origin]:
-    """The tree of a file, its values over those of the file that it extends, and their places.
-
-    Raises UsageError, also where files extend one another.
-    """
+    """A file's tree over those that it extends, and its values' places. Raises UsageError."""
     root = yamlfile.tree(yamlfile.read(path, label), label)
     if root is None:
         raise UsageError(f"{label}:1: the file is empty")
@@ -209,10 +206,7 @@ def _check_alone(environ: Mapping[str, str]) -> None:
 
 
 def find(name: str, folder: Path | None = None) -> tuple[str, Path]:
-    """What the file is called in messages, and its path: a file, or a preset of that name.
-
-    A relative path starts in `folder`, which is the current one unless it is given.
-    """
+    """A file's name in messages, and its path, relative to `folder`; or those of a preset."""
     path = (folder or Path()) / name
     try:
         is_file, is_folder = path.is_file(), path.is_dir()

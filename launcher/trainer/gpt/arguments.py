@@ -253,10 +253,7 @@ def complete(arguments: argparse.Namespace) -> argparse.Namespace:
 
 
 def padded_vocabulary(size: int, divisible_by: int, tensor: int) -> int:
-    """The vocabulary's size after padding to a multiple of `divisible_by` × `tensor`.
-
-    Upstream's rule: each tensor-parallel rank gets an equal and well-aligned share.
-    """
+    """The vocabulary's size, padded to a multiple of `divisible_by` × `tensor` as upstream does."""
     multiple = divisible_by * tensor
     return -(-size // multiple) * multiple
 
@@ -283,10 +280,7 @@ def learning_rate(arguments: argparse.Namespace, steps: int) -> float:
 
 
 def layout(arguments: argparse.Namespace, world_size: int) -> RankLayout:
-    """The layout of `world_size` ranks; fills in the global batch size where not given.
-
-    Raises `OptionError` where one number does not divide another as it must.
-    """
+    """The layout of `world_size` ranks; fills in the global batch size. Raises `OptionError`."""
     for name in (*AT_LEAST_ONE, *IF_GIVEN):
         value = getattr(arguments, name.replace("-", "_"))
         if value is not None and value < 1:

@@ -52,10 +52,7 @@ class Gather(torch.autograd.Function):
 
 
 def share(loss: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-    """A sum of losses over this rank's part, as its share of a mean over all ranks of the group.
-
-    `tokens` are those that count here.
-    """
+    """A sum of losses over this rank's `tokens`, as its share of a mean over the group's ranks."""
     size = parallel_state.get_context_parallel_world_size()
     if size > 1:
         torch.distributed.all_reduce(tokens, group=parallel_state.get_context_parallel_group())

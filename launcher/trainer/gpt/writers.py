@@ -32,10 +32,7 @@ class Writers:
     """Writes to TensorBoard, to Weights & Biases, to both or to neither; for one rank."""
 
     def __init__(self, arguments: argparse.Namespace, iteration: int) -> None:
-        """For a run that begins after `iteration`.
-
-        Raises `RunError` where the folder can't be written, or W&B doesn't start.
-        """
+        """For a run that begins after `iteration`. Raises `RunError` where a writer can't start."""
         folder, project = arguments.tensorboard_dir, arguments.wandb_project
         self.tensorboard: Any = _tensorboard(folder, iteration) if folder else None
         self.wandb: Any = _wandb(arguments) if project else None
@@ -43,10 +40,7 @@ class Writers:
     def write(
         self, values: Mapping[str, float | None], iteration: int, samples: int | None = None
     ) -> None:
-        """The numbers of an iteration, by tag; those that are None are left out.
-
-        With `samples`, TensorBoard has each a second time, over the samples consumed.
-        """
+        """Write numbers by tag, but for None; with `samples`, to TensorBoard by those too."""
         known = {tag: value for tag, value in values.items() if value is not None}
         for tag, value in known.items() if self.tensorboard else ():
             self.tensorboard.add_scalar(tag, value, iteration)

@@ -123,7 +123,7 @@ def test_one_folder_to_save_and_load_is_mounted_once(plan: Planner) -> None:
 
 def test_another_users_folder_is_no_folder_here(plan: Planner) -> None:
     """`save: ~nosuchuser/a` made a folder of that name where the launcher was started."""
-    assert "~bob/a: of ~ only your own" in refusal(plan, "gpt2", "checkpoint.save=~bob/a")
+    assert "~bob/a: only your own ~" in refusal(plan, "gpt2", "checkpoint.save=~bob/a")
 
 
 def test_a_blend_keeps_its_weights(plan: Planner) -> None:
@@ -185,7 +185,7 @@ def test_several_nodes_find_each_other(plan: Planner) -> None:
     [
         (["training.global_batch_size=12"], (2, 3)),
         (["training.global_batch_size=24", "training.micro_batch_size=auto"], (2,)),
-        (["training.global_batch_size=null"], "another with fewer nodes"),
+        (["training.global_batch_size=null"], "change with fewer nodes"),
         (["training.global_batch_size=20", "nodes.min=3"], "none of 3 to 3 nodes"),
         (["nodes.min=5"], "more than all 4"),
     ],

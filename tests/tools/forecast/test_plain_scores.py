@@ -13,8 +13,13 @@ from launcher.agent.ranks.job import free_port
 from launcher.runs.checks import memory
 from launcher.runs.plan.layout import Layout
 from launcher.runs.plan.model import UPSTREAM
+from tests.conftest import missing
 
-pytestmark = [pytest.mark.long, pytest.mark.megatron]
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.megatron,
+    pytest.mark.skipif(bool(missing("torch", "megatron.core")), reason="no torch or megatron.core"),
+]
 
 SCRIPT = """
 import weakref

@@ -13,10 +13,15 @@ import pytest
 from launcher.runs.records import record
 from launcher.tools.forecast import facts
 from launcher.tools.forecast.forecast import Hardware, forecast
+from tests.conftest import missing
 
 ROOT = Path(__file__).parents[3]
 
-pytestmark = [pytest.mark.long, pytest.mark.megatron]
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.megatron,
+    pytest.mark.skipif(bool(missing("torch", "megatron.core")), reason="no torch or megatron.core"),
+]
 
 
 def test_a_forecast_of_a_finished_run_by_its_record_is_within_a_tenth(

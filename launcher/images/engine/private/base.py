@@ -118,10 +118,7 @@ def debian_base(
 
 
 def make_layer(cache: Path, say: Say) -> None:
-    """Make the layer of the usual base in `cache`, for `debian_base`; the standard library will do.
-
-    Raises EngineError.
-    """
+    """Make the layer of the usual base in `cache`, for `debian_base`. Raises EngineError."""
     recipe = _recipe(STANDIN_EPOCH)
     with _alone(cache):
         if not (cache / recipe.file).exists():

@@ -125,12 +125,7 @@ def listing(text: str, label: str) -> list[dict[str, Any]]:
     except (ValueError, RecursionError):
         raise EngineError("kubectl's answer can't be read: it isn't JSON") from None
     for one in found:
-        if one.kind != "Pod":
-            _check_run(one.metadata.labels.get(label, ""))
+        run = one.metadata.labels.get(label, "")
+        if one.kind != "Pod" and not re.fullmatch(ID, run):  # it names a folder
+            raise EngineError(f"kubectl's answer can't be read: {run[:40]!r} is no run's id")
     return [one.model_dump(exclude_none=True) for one in found]
-
-
-def _check_run(run: str) -> None:
-    """Raise EngineError for what is no run's id: it would name a folder."""
-    if not re.fullmatch(ID, run):
-        raise EngineError(f"kubectl's answer can't be read: {run[:40]!r} is no run's id")

@@ -39,11 +39,6 @@ def submit(*argv: str, env: Mapping[str, str] | None = None, given: str = "") ->
     return job
 
 
-def _ask_queue() -> str:
-    """What squeue prints, within the time that engines have. Raises EngineError."""
-    return host.ask(SQUEUE, NOT_HERE, timeout=settings().answer_within)
-
-
 def cancel(job: str) -> None:
     """End a job, or all of an array; one that has ended stays so."""
     with suppress(EngineError):
@@ -60,7 +55,8 @@ class Queue(host.SchedulerQuery):
     states: dict[str, tuple[str, str]] = field(default_factory=dict)
 
     def ask(self) -> None:
-        lines = [line.strip() for line in _ask_queue().splitlines() if line.strip()]
+        told = host.ask(SQUEUE, NOT_HERE, timeout=settings().answer_within)
+        lines = [line.strip() for line in told.splitlines() if line.strip()]
         if odd := [line for line in lines if not ROW.fullmatch(line)]:
             raise EngineError(f"squeue's answer can't be read: {odd[0][:80]!r}")
         rows = [line.split("|", 3) for line in lines]
