@@ -86,7 +86,7 @@ exit codes:
   2    wrong usage or a wrong file
   70   a defect of the launcher: report it with its traceback, in the file that is named;
        with LAUNCHER_TRACEBACK=1 it is printed
-  121  refused before the start: the run can't work here
+  121  refused at the start: the run can't work here
   122  an image could not be built
   123  the run can't be followed any more, and goes on
   125  no container engine, or it refused, or didn't answer in time; with --backend local,

@@ -396,6 +396,23 @@ def test_gpus_are_checked_while_ranks_start(
     assert all(map(str.startswith, told, [f"runner: {line}" for line in lines])), told
 
 
+def test_a_check_of_gpus_that_a_stop_ends_refuses_no_run(gpus: SetGpus, tmp_path: Path) -> None:
+    """scancel's SIGTERM comes to all processes. It was "CUDA can't be started", and 121."""
+    checking, started = tmp_path / "checking", tmp_path / "started"
+    before = f"open({str(checking)!r}, 'w').write(str(os.getpid()))"
+    gpus(1, f"import os, time\n{before}\ntime.sleep(99)\n")
+    program = "import signal, sys, time\n"
+    program += "signal.signal(signal.SIGTERM, lambda *_: time.sleep(1) or sys.exit())  # saves\n"
+    (tmp_path / "program.py").write_text(f"{program}open({str(started)!r}, 'w')\ntime.sleep(99)\n")
+    with going_on(runner_command(1, str(tmp_path / "program.py"), cpu=False)) as ranks:
+        while not (started.exists() and checking.exists() and checking.read_text()):
+            time.sleep(0.02)
+        ranks.process.send_signal(signal.SIGTERM)
+        os.kill(int(checking.read_text()), signal.SIGTERM)
+    assert "CUDA can't be started" not in ranks.output
+    assert ranks.code == 0
+
+
 NSYS = """import os, signal, sqlite3, subprocess, sys
 given = dict(word.split("=", 1) for word in sys.argv if word.startswith("--") and "=" in word)
 if sys.argv[1] == "export":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -65,7 +66,9 @@ def look() -> tuple[list[Device], list[str]]:
 
 
 def main() -> None:
-    """Print what `look` gives, as JSON."""
+    """Print what `look` gives, as JSON; also where a stop comes to all processes of a run."""
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(signum, signal.SIG_IGN)
     from torch import cuda
 
     try:

@@ -350,8 +350,8 @@ def _tokens_fit(
     for dataset in datasets:
         if dataset.greatest >= known + added:
             yield Finding(
-                f"{origin.place('data.vocab_size')}: {known}, and {dataset.prefix} has token "
-                f"{dataset.greatest}",
+                f"{origin.place('data.vocab_size')}: {known} is too small: {dataset.prefix} has "
+                f"token {dataset.greatest}",
                 "A GPU would end at it with an assertion, long after the start.",
                 f"--set data.vocab_size={dataset.greatest + 1 - added} or more: the size of its "
                 "tokenizer.",

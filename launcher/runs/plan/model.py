@@ -153,7 +153,7 @@ def shape(
 
 
 def whole(options: Mapping[str, Value], name: str, default: int | None = None) -> int:
-    """An option as a whole number. Raises KeyError where it lacks, TypeError or ValueError."""
+    """An option as a whole number. Raises KeyError if it is missing, TypeError or ValueError."""
     value = options[name] if default is None else options.get(name, default)
     if isinstance(value, bool | list):
         raise TypeError(f"{name} is no number")

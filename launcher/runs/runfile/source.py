@@ -206,7 +206,7 @@ def _check_alone(environ: Mapping[str, str]) -> None:
 
 
 def find(name: str, folder: Path | None = None) -> tuple[str, Path]:
-    """A file's name in messages, and its path, relative to `folder`; or those of a preset."""
+    """The name in messages and the path of a file or preset; relative paths begin in `folder`."""
     path = (folder or Path()) / name
     try:
         is_file, is_folder = path.is_file(), path.is_dir()

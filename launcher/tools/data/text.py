@@ -159,8 +159,8 @@ def _vocabulary(data: Data, origin: Origin, found: PreparedText) -> int:
         return size
     if data.vocab_size < size:
         raise UsageError(
-            f"{origin.place(key)}: {data.vocab_size}, and {found.job.tokenizer.type} has tokens up "
-            f"to {size - 1}",
+            f"{origin.place(key)}: {data.vocab_size} is too small: {found.job.tokenizer.type} "
+            f"has tokens up to {size - 1}",
             f"Leave it out, or give at least {size}.",
         )
     return data.vocab_size

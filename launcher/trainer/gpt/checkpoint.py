@@ -218,8 +218,7 @@ def save(
         _on_rank_0(lambda: _make(partial, mine))
         if beside:  # what follows waits for no GPU while it copies
             beside[2].replace(state)
-        if hasattr(os, "memfd_create") and filesystem_async._results_queue is None:
-            filesystem_async._results_queue = compat.WriteResults()  # a process's costs 3 s of CPU
+        compat.report_by_memory(filesystem_async)
         request = dist_checkpointing.save(state, str(partial), **(beside[1] if beside else {}))
 
         def publish() -> None:

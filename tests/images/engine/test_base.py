@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import tarfile
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,6 +19,8 @@ from launcher.base.errors import EngineError
 from launcher.base.settings import ROOT
 from launcher.images.engine import connect
 from launcher.images.engine.private import base, packages, private
+from launcher.images.matrix.load import load_matrix
+from launcher.tools.demo import TAGS
 from tests.images.carry.conftest import Engine
 from tools import demo
 
@@ -64,12 +68,60 @@ def test_the_layer_is_made_before_there_is_a_venv(
     base.make_layer(tmp_path, print)
     monkeypatch.setattr(base, "_bootstrap", None)
     base.make_layer(tmp_path, pytest.fail)
-    assert base.debian_base(client, "base:x", base.STANDIN_EPOCH, cache=tmp_path)
+    python = load_matrix().rows[TAGS[-1]].python  # of the base that the demo makes first
+    assert base.debian_base(client, "base:x", base.STANDIN_EPOCH, python, cache=tmp_path)
     base.make_layer(tmp_path, pytest.fail)
     assert [path.suffix for path in tmp_path.iterdir()] == [".tar"]
+
+
+def test_what_the_demo_cannot_know_without_packages_does_not_end_it(tmp_path: Path) -> None:
+    """`make demo` ended with a traceback where there was a file of settings."""
+    (tmp_path / "settings.yaml").write_text("answer_within: 5\n")
     without = [sys.executable, "-S", "-c", "from tools import demo; demo.needs_base()"]
     env = {"PYTHONPATH": str(ROOT), "HOME": str(tmp_path), "PATH": os.defpath}
-    subprocess.run(without, check=True, cwd=ROOT, env=env)
+    settings = {"LAUNCHER_SETTINGS": str(tmp_path / "settings.yaml")}
+    for more in ({}, settings, {"DOCKER_CONTEXT": "nowhere"}):
+        subprocess.run(without, check=True, cwd=ROOT, env=env | more)
+
+
+STOPPED_DEMO = """
+import sys
+from pathlib import Path
+from tools import bootstrap, demo
+bootstrap.main = lambda argv: 0
+bootstrap.python_in = lambda venv: Path(sys.argv[1])
+demo.needs_base = lambda: False
+sys.exit(demo.main())
+"""
+TIDIES = f"""#!{sys.executable}
+import signal, sys, time
+signal.signal(signal.SIGTERM, signal.default_int_handler)
+print("begun", flush=True)
+try:
+    time.sleep(60)
+except KeyboardInterrupt:
+    time.sleep(1)
+    print("tidied", flush=True)
+    sys.exit(130)
+"""
+
+
+@pytest.mark.parametrize(("send", "signum"), [(os.killpg, "SIGINT"), (os.kill, "SIGTERM")])
+def test_a_demo_that_is_stopped_tidies_up(
+    send: Callable[[int, int], None], signum: str, tmp_path: Path
+) -> None:
+    """It was killed 0.25 s after Ctrl-C, and went on after SIGTERM."""
+    (tmp_path / "python").write_text(TIDIES)
+    (tmp_path / "python").chmod(0o755)
+    command = [sys.executable, "-c", STOPPED_DEMO, str(tmp_path / "python")]
+    with subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
+        assert process.stdout
+        assert process.stdout.readline() == "begun\n"
+        send(process.pid, getattr(signal, signum))
+        assert process.communicate()[0] == "tidied\n"
+    assert process.returncode == 130
 
 
 @pytest.mark.parametrize(

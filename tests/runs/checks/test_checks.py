@@ -117,7 +117,7 @@ def room(gigabytes: float, **more: SavedCheckpoints) -> Machine:
          Machine(datasets=(Dataset("/data/corpus", "cut short"), Dataset("b", ""))),
          "--set data.path=/data/corpus: data.path: cut short", "", True),
         (("gpt2-tiny", "data.path=/d"), Machine(datasets=(Dataset("/d", "", 9999, 256),)),
-         "data.vocab_size: 256, and /d has token 256", "data.vocab_size=257", True),
+         "data.vocab_size: 256 is too small: /d has token 256", "data.vocab_size=257", True),
         (("gpt2-tiny", "data.path=/d"), Machine(datasets=(Dataset("/d", "", 64, 9, 40),)),
          "data.split: /d has about 62 tokens for training, and a sample 65", "more text", True),
         (("gpt2-tiny", "data.path=/d", "data.split='98,2,0'"),
