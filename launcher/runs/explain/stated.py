@@ -9,7 +9,8 @@ from collections.abc import Iterable
 from launcher.runs.explain.loglines import LINES, Words
 
 FRAME = re.compile(
-    r'(?:File "?|^(?=\S+\.py(?::\d+ in | in \w+\()))([^"]+?)(?:(?:", line |:)(\d+))?,? in ([\w<>.]+)'
+    r'(?:File "?|^(?=\S+\.py(?::\d+ in | in \w+\()))([^"]+?)(?:(?:", line |:)(\d+))?,? '
+    r"in ([\w<>.]+)"
 )
 """A frame of a traceback, Python's, IPython's or rich's: its file, line and function."""
 

@@ -192,3 +192,19 @@ def test_an_error_in_torch_is_of_who_called_it() -> None:
     found = first(OWN + SITE.format("torch/optim/x.py") + "KeyError: 'gizmo'").failure
     assert found.certainty == "located"
     assert found.name.endswith("(code of torch), called by turn of home/x/model.py, line 7")
+
+
+def test_a_traceback_of_a_notebook_has_its_owner() -> None:
+    """Its head, "KeyError  Traceback", was quoted as the error, and no package was named."""
+    text = (
+        "KeyError                                  Traceback (most recent call last)\n"
+        "/usr/lib/dist-packages/verl/loss.py in _batch(self, *args, **kwargs)\n"
+        '--> 316                     ids = kwargs["ids"]\n\n'
+        "KeyError: 'ids'"
+    )
+    found = first(text)
+    assert found.said is not None
+    assert (found.said.text, found.said.raised_by) == (
+        "KeyError: 'ids'",
+        "raised by _batch of dist-packages/verl/loss.py (code of verl)",
+    )
