@@ -154,6 +154,7 @@ def test_an_image_with_extras_goes_into_a_bundle_with_their_lock(
     ]
 
 
+@pytest.mark.long
 def test_what_was_fetched_builds_an_image_with_extras_where_nothing_can_be(
     builds: Builds, base: str, bases: BaseNames, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -177,6 +178,7 @@ def replace_cache(builds: Builds, cache: Path) -> Builds:
     return replace(builds, site=replace(builds.site, cache=cache))
 
 
+@pytest.mark.long
 def test_an_image_with_extras_goes_thin_to_an_engine_that_has_its_base(
     engine: DockerClient,
     elsewhere: DockerClient,

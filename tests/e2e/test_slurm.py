@@ -379,8 +379,8 @@ def mount(*words: str) -> None:
     ("fault", "said"),
     [
         pytest.param("full", "No space left on device", marks=pytest.mark.long),
-        pytest.param("gone", "No such file or directory: scancel", marks=pytest.mark.long),
-        ("read-only", "Read-only file system: scancel"),
+        pytest.param("gone", "No such file or directory; calling scancel", marks=pytest.mark.long),
+        ("read-only", "Read-only file system; calling scancel"),
     ],
 )
 def test_the_shared_folder_fails_in_the_middle(here: OnCluster, fault: str, said: str) -> None:

@@ -111,9 +111,9 @@ def test_a_socket_beside_a_script_cant_be_reached(
     box = sandbox_here()
     monkeypatch.chdir(tmp_path)
     script = tmp_path / "train.sh"
-    connect = "import socket; s = socket.socket(socket.AF_UNIX); s.connect('/run/beside/s')"
+    connect = "socket(S, AF_UNIX, SOCK_STREAM, 0) && connect(S, sockaddr_un('/run/beside/s'))"
     script.write_text(
-        f'A=$(/usr/bin/python3 -c "{connect}" 2>&1 | tail -n 1)\n'
+        f'A=$(/usr/bin/perl -MSocket -e "{connect} or print \\$!" 2>&1)\n'
         'torchrun pretrain_gpt.py --num-layers 2 --save "$A"\n'
     )
     with socket.socket(socket.AF_UNIX) as listening:
