@@ -96,8 +96,8 @@ sys.exit(demo.main())
 TIDIES = f"""#!{sys.executable}
 import signal, sys, time
 signal.signal(signal.SIGTERM, signal.default_int_handler)
-print("begun", flush=True)
 try:
+    print("begun", flush=True)
     time.sleep(60)
 except KeyboardInterrupt:
     time.sleep(1)
