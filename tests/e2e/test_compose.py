@@ -125,6 +125,7 @@ def test_nodes_without_a_network_meet_in_one_that_leads_nowhere(
     counted(started.out)
 
 
+@pytest.mark.long
 def test_a_killed_launcher_leaves_the_run_to_others(counting: Site) -> None:
     start = ("--backend", "compose")
     counted(leaves_to_others(counting, *start, run=counting.run, first="node-1 | line").out)
