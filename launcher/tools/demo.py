@@ -50,7 +50,7 @@ MORE_ITERATIONS = 20
 
 WHAT_COMES = (
     "the first time this downloads about 0.6 GB (an engine or base where there is none, 31 Python "
-    "packages)\nand keeps about 4 GB in {cache}; on two cores it takes about three minutes, "
+    "packages)\nand keeps about 4 GB in {cache}; on two cores it takes about 2.5 minutes, "
     "and half a minute from then on"
 )
 LOSS = re.compile(r"iteration +(\d+)/ *\d+ .*\| lm loss: (\S+)")
