@@ -10,7 +10,7 @@ import pytest
 from launcher.base.settings import Settings
 from launcher.images.engine.connect import engine_host
 from launcher.images.engine.private import private
-from launcher.images.engine.private.base import STANDIN_EPOCH, debian_base
+from launcher.images.engine.private.debian import STANDIN_EPOCH, debian_base
 from tests.e2e.command import built, launcher
 
 pytestmark = [

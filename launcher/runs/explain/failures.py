@@ -51,7 +51,7 @@ COMMAND = re.compile(r"`([^`]+)`")  # a command in a cure
 
 @dataclass(frozen=True)
 class Failure:
-    """A row of known/FAMILY.yaml: a failure, and how a log shows it.
+    """A row of known/TOPIC.yaml: a failure, and how a log shows it.
 
     name: what failed, in a few words. cure: what mends it. either: several causes, each with its
     cure, the likeliest first; such a row, like a report, is but a clue. source: threads that report
@@ -69,7 +69,7 @@ class Failure:
     source: str
     since: str
     says: tuple[str, ...]
-    family: str
+    topic: str
     cure: str = ""
     either: tuple[str, ...] = ()
     who: str = ""
@@ -133,20 +133,20 @@ class FailureSign:
     def as_dict(self) -> dict[str, Any]:
         """The same for programs."""
         known = self.failure
-        same = {name: getattr(known, name) for name in ("row", "certainty", "family", "either")}
+        same = {name: getattr(known, name) for name in ("row", "certainty", "topic", "either")}
         cure = {"cure": known.remedy, "commands": COMMAND.findall(known.remedy)}
         return {"cause": known.name, **same, **cure, "said": self.said and asdict(self.said)}
 
 
 @cache
 def table() -> tuple[Failure, ...]:
-    """All that are known, by family."""
+    """All that are known, by topic."""
     files = sorted(KNOWN.glob("*.yaml"))
     texts = [yaml.load(file.read_bytes(), Loader) for file in files]  # noqa: S506
     return tuple(
         Failure(
             **{**row, "says": tuple(row["says"]), "either": tuple(row.get("either", ()))},
-            family=text["family"],
+            topic=text["topic"],
             row=row["name"],
         )
         for text in texts

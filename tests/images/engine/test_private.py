@@ -19,7 +19,7 @@ from launcher.base.errors import EngineError
 from launcher.base.settings import settings
 from launcher.images.engine.connect import engine_host
 from launcher.images.engine.private import packages, private
-from launcher.images.engine.private.base import STANDIN_EPOCH, debian_base
+from launcher.images.engine.private.debian import STANDIN_EPOCH, debian_base
 from launcher.images.engine.private.private import private_engine
 
 needs_root_and_apt = pytest.mark.skipif(

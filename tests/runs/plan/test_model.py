@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from launcher.base.errors import UsageError
 from launcher.runs.plan import layout
 from launcher.runs.plan.model import ModelShape, shape
-from launcher.runs.runfile.config import Image, Model, Nodes, Parallel, RunConfig, Training
+from launcher.runs.runfile.config import ImageRequest, Model, Nodes, Parallel, RunConfig, Training
 from launcher.runs.runfile.source import Origin
 
 UPSTREAM = "/opt/megatron/src/pretrain_gpt.py"
@@ -188,7 +188,7 @@ def config(
 ) -> RunConfig:
     return RunConfig(
         name="a",
-        image=Image(tag="cpu"),
+        image=ImageRequest(tag="cpu"),
         gpus="1",
         nodes=Nodes(count=nodes, master_addr="a"),
         model=Model(num_attention_heads=heads, num_layers=layers),
