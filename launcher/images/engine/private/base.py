@@ -196,7 +196,9 @@ def _bootstrap(layer: Path, recipe: BaseRecipe, cache: Path, say: Say) -> None:
     options += [f"--hook-dir={hooks}", f"--customize-hook={forget}"]
     options += [f"--include={','.join(recipe.packages)}"]
     options += ["--skip=check/qemu"]  # it takes arch-test; what can't be run fails in plain words
-    argv = ["mmdebstrap", *options, *_keyring(cache), recipe.suite, str(layer)]
+    able = subprocess.run(["unshare", "--mount", "true"], capture_output=True).returncode == 0
+    alone = ["unshare", "--mount"] if able else []  # what it mounts goes with it, however it ends
+    argv = [*alone, "mmdebstrap", *options, *_keyring(cache), recipe.suite, str(layer)]
     env = _environment(root, recipe.epoch)
     code, last = _told([*argv, *_sources(recipe.suite)], env, say)
     if code:
