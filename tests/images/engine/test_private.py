@@ -134,16 +134,18 @@ def test_an_engine_is_known_as_living_until_its_first_process_ends(
     (tmp_path / "engine").mkdir()
     with (tmp_path / "lock").open("w") as lock:
         place, process = private._start_with(tmp_path / "engine", [], lock.fileno())
-    while not place.control.exists():
+    until = time.monotonic() + 60
+    while not place.control.exists() and time.monotonic() < until:
         time.sleep(0.02)
     os.utime(place.sockets, (1, 1))
     private._sweep()
     assert place.sockets.exists()
     process.kill()
     process.wait()
-    while place.sockets.exists():  # all in its namespaces ends a moment later
-        time.sleep(0.02)
+    while place.sockets.exists() and time.monotonic() < until:
+        time.sleep(0.02)  # all in its namespaces ends a moment later
         private._sweep()
+    assert not place.sockets.exists()
 
 
 def test_a_full_disk_leaves_no_state_and_no_sockets(
