@@ -201,6 +201,36 @@ def test_nothing_half_made_is_left(
     assert list(tmp_path.iterdir()) == []
 
 
+KILLED = """#!/bin/sh
+mkdir "$TMPDIR/root" && mount -t tmpfs none "$TMPDIR/root" && touch "$TMPDIR/root/mounted" || exit
+grep -q " $TMPDIR/root " /proc/mounts && echo mounted >&2
+kill -9 $$
+"""
+
+
+@pytest.mark.skipif(
+    bool(subprocess.run(["unshare", "--mount", "true"], capture_output=True).returncode),
+    reason="no namespaces of mounts",
+)
+def test_a_killed_mmdebstrap_leaves_no_mounts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They stayed in /tmp for good. A stand-in mounts here what mmdebstrap would."""
+    (tmp_path / "mmdebstrap").write_text(KILLED)
+    (tmp_path / "mmdebstrap").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}", prepend=os.pathsep)
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    recipe = base.BaseRecipe("bookworm", "amd64", 1, (), (), ())
+    for asks_apt in ("_sources", "_proxies"):
+        monkeypatch.setattr(base, asks_apt, lambda *_: {})
+    with pytest.raises(EngineError, match=r"code -9:\n  \| mounted\n"):
+        base._bootstrap(tmp_path / "layer.tar", recipe, tmp_path, pytest.fail)
+    left = os.path.ismount(tmp_path / "root")
+    if left:
+        subprocess.run(["umount", str(tmp_path / "root")], check=True)
+    assert not left
+
+
 def test_the_recipe_is_all_that_decides() -> None:
     recipe = debian.BaseRecipe("bookworm", "amd64", 1, ("python3",), (), ())
     assert recipe.key == replace(recipe).key
