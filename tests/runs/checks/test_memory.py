@@ -16,13 +16,13 @@ from launcher.runs.checks import memory
 from launcher.runs.plan import model
 from launcher.runs.plan.layout import Layout, layout
 from launcher.runs.plan.render import values_of
-from launcher.runs.runfile import source
 from launcher.runs.runfile.config import RunConfig
+from tests.plans import load
 from tools.extract import Checkout
 
 
 def config(preset: str, *sets: str) -> RunConfig:
-    return source.load(preset, [source.parse_set(one) for one in sets])[0]
+    return load(preset, *sets)[0]
 
 
 def estimate(preset: str, *sets: str, processes: int | None = None) -> memory.MemoryEstimate:

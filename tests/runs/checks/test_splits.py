@@ -12,15 +12,13 @@ from launcher.runs.checks import splits
 from launcher.runs.checks.machine import Dataset
 from launcher.runs.plan.image import ImageFacts
 from launcher.runs.plan.resolved import Resolved, resolve
-from launcher.runs.runfile import source
-from tests.plans import HOST
+from tests.plans import HOST, load
 
 UPSTREAM = ("program=pretrain_gpt.py",)
 
 
 def resolved(*sets: str, rest: tuple[str, ...] = ()) -> Resolved:
-    config, origin = source.load("gpt2", [source.parse_set(f"{each}") for each in sets])
-    return replace(resolve(config, origin, ImageFacts("0.16.1"), HOST), rest=rest)
+    return replace(resolve(*load("gpt2", *sets), ImageFacts("0.16.1"), HOST), rest=rest)
 
 
 @pytest.mark.parametrize("documents", [1, 2, 3, 19, 320, 1000, 12345])

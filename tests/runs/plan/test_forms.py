@@ -11,10 +11,11 @@ from launcher.runs.checks import checks
 from launcher.runs.checks.machine import Dataset
 from launcher.runs.runfile import source
 from launcher.runs.runfile.config import RunConfig
+from tests.plans import load
 
 
 def config(*sets: str) -> RunConfig:
-    return source.load("gpt2-tiny", [source.parse_set(one) for one in sets])[0]
+    return load("gpt2-tiny", *sets)[0]
 
 
 @pytest.mark.parametrize(
@@ -78,7 +79,6 @@ def test_the_token_that_upstream_s_null_tokenizer_adds_is_counted(
 
     From 0.18 on it adds none, and its 50256 is refused.
     """
-    given = [source.parse_set(one) for one in ("data.vocab_size=50256", *sets)]
     data = [Dataset("/d", "", 10**6, 50256, 9)]
-    found = checks._tokens_fit(*source.load("gpt2", given), data, release)
+    found = checks._tokens_fit(*load("gpt2", "data.vocab_size=50256", *sets), data, release)
     assert bool([*found]) == refused

@@ -16,10 +16,9 @@ from launcher.runs.follow import assemble, files
 from launcher.runs.plan.image import ImageFacts, labelled, planned, reference
 from launcher.runs.plan.mounts import Mount
 from launcher.runs.plan.plan import Plan, without_memlock
-from launcher.runs.runfile import source
 from launcher.runs.runfile.source import RunRequest
 from launcher.runs.runfile.values import Gpus
-from tests.plans import HOST, MINIMAL, STAMP, Planner, plan_of, refusal
+from tests.plans import HOST, MINIMAL, STAMP, Planner, load, plan_of, refusal
 
 Write = Callable[[str], str]
 UPSTREAM = ("gpus=2", "program=pretrain_gpt.py", "logging.check_replicas_interval=null")
@@ -46,7 +45,7 @@ def test_another_number_of_processes_than_gpus_is_refused(plan: Planner) -> None
 
 def test_the_number_of_all_must_be_found_first(plan: Planner) -> None:
     assert "Give their number" in refusal(plan, "gpt2", "gpus=all")
-    config, origin = source.load("gpt2", [source.parse_set("gpus=all")])
+    config, origin = load("gpt2", "gpus=all")
     everything = Gpus(count=4, everything=True)
     made = plan_of(config, origin, ImageFacts(), HOST, STAMP, gpus=everything)
     assert (made.processes_per_node, made.gpus.everything) == (4, True)
@@ -261,7 +260,7 @@ def test_what_the_matrix_knows_of_an_image(
     write: Write, image: str, facts: ImageFacts, name: str
 ) -> None:
     image = image if image.startswith("{") else f"{{{image}}}"
-    config, _ = source.load(write(f"name: a\nimage: {image}\n"), [])
+    config, _ = load(write(f"name: a\nimage: {image}\n"))
     assert planned(config.image, MATRIX, str.upper) == facts
     assert reference(config.image) == name
 
@@ -271,7 +270,7 @@ def test_what_the_matrix_knows_of_an_image(
     [("24.11", "Did you mean '24.10'"), ("{tag: 24.10, megatron: 0.9.9}", "Did you mean '0.9.0'")],
 )
 def test_what_the_matrix_does_not_know_is_told(write: Write, image: str, said: str) -> None:
-    config, _ = source.load(write(f"name: a\nimage: {image}\n"), [])
+    config, _ = load(write(f"name: a\nimage: {image}\n"))
     with pytest.raises(UsageError, match=f"IMAGE.*\n.*{said}"):
         planned(config.image, MATRIX, str.upper)
 
@@ -315,7 +314,7 @@ def test_a_secret_among_the_arguments_is_warned_of(plan: Planner) -> None:
 
 
 def test_what_a_megatron_is_taken_for_is_told(write: Write, plan: Planner) -> None:
-    asked = RunRequest(*source.load(write(MINIMAL + 'megatron: {as: "0.19"}\n'), []), cwd="/")
+    asked = RunRequest(*load(write(MINIMAL + 'megatron: {as: "0.19"}\n')), cwd="/")
     facts = assemble._known(asked, ImageFacts("0.31.0", True))
     assert facts.release == "0.19"
     told = [*assemble._unused(plan("gpt2"), facts)]

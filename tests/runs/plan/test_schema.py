@@ -30,7 +30,7 @@ from launcher.runs.plan.resolved import resolve
 from launcher.runs.plan.schema import schema
 from launcher.runs.runfile import source, values
 from launcher.runs.runfile.config import RunConfig
-from tests.plans import HOST, STAMP
+from tests.plans import HOST, STAMP, load
 from tools import extract
 
 SCHEMA = schema()
@@ -243,8 +243,7 @@ PUBLISHED = {
 def test_a_dry_run_prints_what_it_did(name: str) -> None:
     """Where no GPU is seen."""
     preset, *sets = DRY_RUNS[name]
-    config, origin = source.load(preset, [source.parse_set(one) for one in sets])
-    run = resolve(config, origin, ImageFacts("0.9.0", True), HOST, STAMP.run)
+    run = resolve(*load(preset, *sets), ImageFacts("0.9.0", True), HOST, STAMP.run)
     made = make_plan(auto.decide(run, ())[0], HOST, STAMP)
     text = f"{describe(made)}\n{docker_request.show(made)}"
     path = GOLDEN / f"{name}.txt"
@@ -269,7 +268,7 @@ def test_a_preset_has_the_published_parameters(name: str) -> None:
     mlp = 3 * hidden * ffn * max(1, experts) + experts * hidden
     total = layers * (attention + mlp + 2 * hidden) + hidden + words * hidden * (1 if tied else 2)
     assert total == published
-    config = source.load(name, [])[0]
+    config = load(name)[0]
     where = layout(config, int(config.gpus))
     shape = model.shape(config.program, values_of(config, where))
     assert shape
@@ -285,7 +284,7 @@ def test_a_preset_fits_on_8_gpus(name: str, size: int) -> None:
     says_h200 = "H200" in (source.PRESETS / f"{name}.yaml").read_text("utf-8")
     room = int(141e9 if says_h200 else 80e9)
     card = Gpu(0, "GPU-0", "", room, 0, (9, 0), "")
-    run, _ = auto.decide(resolve(*source.load(name, []), ImageFacts(), HOST), [card] * 8)
+    run, _ = auto.decide(resolve(*load(name), ImageFacts(), HOST), [card] * 8)
     training = run.config.training
     assert (training.bf16, training.micro_batch_size) == (True, size)
     needed = memory.needed(run.config.program, run.values, run.layout, (9, 0))

@@ -22,12 +22,11 @@ from launcher.runs.backends.slurm import slurm_request
 from launcher.runs.plan.image import ImageFacts
 from launcher.runs.records.provenance import kept_plan
 from launcher.runs.records.record import record_of
-from launcher.runs.runfile import secrets, source
+from launcher.runs.runfile import secrets
 from launcher.runs.runfile.clusters import Slurm
 from launcher.runs.runfile.config import RunConfig
 from launcher.runs.runfile.secrets import HIDDEN
-from launcher.runs.runfile.source import Origin, RunRequest
-from tests.plans import HOST, STAMP, Planner, plan_of
+from tests.plans import Planner, load, plan_of, request
 
 NAMES = ["WANDB_API_KEY", "HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "DB_PASSWORD", "GITHUB_PAT"]
 SECRETS = st.text("abcdefghijklmnopqrstuvwxyz0123456789", min_size=20, max_size=30)
@@ -88,7 +87,6 @@ def test_options() -> None:
 
 def test_no_option_of_megatron_and_no_key_of_a_run_file_is_hidden() -> None:
     from launcher.runs.plan import arguments
-    from launcher.runs.runfile.config import RunConfig
 
     table = arguments.table()
     options = [*table.megatron, *table.gpt]
@@ -157,8 +155,7 @@ def test_no_output_shows_it(form: str, plan: Planner) -> None:
     value = form.format(secret)
     text = f"{RIGHT}env: {{A: {json.dumps(value)}}}\n"
     made = plan(text, rest=("--url", value, f"--a={value}"))
-    config = RunConfig.model_validate(yaml.safe_load(text))
-    asked = RunRequest(config, Origin("run.yaml", {}, {}), "/", ("--url", value, f"--a={value}"))
+    asked = request(rest=("--url", value, f"--a={value}"), **yaml.safe_load(text))
     kept = record_of(made, asked, "docker")
     container = Slurm.model_validate({"container": "docker"})
     outputs = [
@@ -254,8 +251,7 @@ def told(text: str, sets: list[str], rest: tuple[str, ...], path: Path) -> str:
     """What is shown of a run: the plan, or what is wrong."""
     path.write_text(text, encoding="utf-8")
     try:
-        config, origin = source.load(str(path), [source.parse_set(one) for one in sets])
-        plan = plan_of(config, origin, ImageFacts("0.9.0", True), HOST, STAMP, rest=rest)
+        plan = plan_of(*load(str(path), *sets), ImageFacts("0.9.0", True), rest=rest)
     except UsageError as error:
         return str(error)
     return describe(plan)

@@ -18,7 +18,7 @@ from launcher.base.errors import UsageError
 from launcher.runs.plan.image import ImageFacts
 from launcher.runs.runfile import source
 from launcher.runs.runfile.source import Override
-from tests.plans import HOST, MINIMAL, STAMP, plan_of
+from tests.plans import HOST, MINIMAL, STAMP, load, plan_of
 
 Write = Callable[[str], str]
 
@@ -26,7 +26,7 @@ Write = Callable[[str], str]
 def refusal(path: str, *sets: str) -> str:
     """What is said of a run file."""
     with pytest.raises(UsageError) as caught:
-        source.load(path, [source.parse_set(one) for one in sets])
+        load(path, *sets)
     return str(caught.value)
 
 
@@ -47,7 +47,7 @@ def test_what_is_no_run_file_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert "bad.yaml:3: can't be read: not UTF-8 text (byte 0xff)" in told
     monkeypatch.chdir(tmp_path)
     Path("gpt2.yaml").write_text("name: mine\nimage: cpu\n")  # it comes before a preset
-    assert source.load("gpt2.yaml", [])[0].name == "mine"
+    assert load("gpt2.yaml")[0].name == "mine"
 
 
 @pytest.mark.parametrize(
@@ -139,9 +139,9 @@ def test_what_yaml_would_change_in_silence_is_refused(write: Write, word: str, s
 @pytest.mark.parametrize("word", ["24:00:00", "1:30", "-190:20:30", "1:30.5"])
 def test_a_time_needs_no_quotes(write: Write, word: str) -> None:
     """`1:30` was 90, and was refused afterwards, though all who read YAML 1.2 take it for text."""
-    config, _ = source.load(write(f"name: a\nimage: cpu\nenv: {{A: {word}}}\n"), [])
+    config, _ = load(write(f"name: a\nimage: cpu\nenv: {{A: {word}}}\n"))
     assert config.env["A"] == word
-    config, _ = source.load("gpt2.yaml", [source.parse_set(f"env.A={word}")])
+    config, _ = load("gpt2.yaml", f"env.A={word}")
     assert config.env["A"] == word
 
 
@@ -164,14 +164,14 @@ def test_a_secret_that_yaml_would_change_is_not_told(write: Write) -> None:
     ],
 )
 def test_what_yaml_takes_as_it_looks_is_read(write: Write, word: str, value: object) -> None:
-    config, _ = source.load(write(f"name: a\nimage: cpu\nmegatron_args: {{a: {word}}}\n"), [])
+    config, _ = load(write(f"name: a\nimage: cpu\nmegatron_args: {{a: {word}}}\n"))
     assert config.megatron_args == {"a": value}
 
 
 def test_a_byte_order_mark_windows_lines_and_an_alias_are_read(tmp_path: Path) -> None:
     text = "name: a\r\nimage: cpu\r\nenv:\r\n  A: &a 1\r\n  B: *a\r\n"
     (tmp_path / "run.yaml").write_bytes(b"\xef\xbb\xbf" + text.encode())
-    config, origin = source.load(str(tmp_path / "run.yaml"), [])
+    config, origin = load(str(tmp_path / "run.yaml"))
     assert config.env == {"A": 1, "B": 1}
     assert origin.lines["env.B"] == 5
 
@@ -223,18 +223,18 @@ def test_values_are_read_as_they_are_meant(
     write: Write, line: str, section: str, key: str, value: object
 ) -> None:
     """A tag may stand without quotes, and a number without a dot."""
-    config, _ = source.load(write(f"name: a\n{line}\n"), [])
+    config, _ = load(write(f"name: a\n{line}\n"))
     assert getattr(getattr(config, section), key) == value
 
 
 def test_an_override_reaches_below_the_short_form(write: Write) -> None:
     path = write('name: a\nimage: "24.10"\n')
-    config, _ = source.load(path, [source.parse_set("image.megatron=0.10.0")])
+    config, _ = load(path, "image.megatron=0.10.0")
     assert (config.image.tag, config.image.megatron) == ("24.10", "0.10.0")
     tagged = Override("--tag cpu", {"image.name": None, "image.tag": "cpu"})
     assert source.load(write("name: a\nimage: some/image\n"), [tagged])[0].image.tag == "cpu"
-    sets = [source.parse_set(f"training.seed={n}") for n in (1, 2)]  # the last wins
-    assert source.load(path, sets)[0].training.seed == 2
+    found = load(path, "training.seed=1", "training.seed=2")[0]  # the last wins
+    assert found.training.seed == 2
 
 
 @pytest.mark.parametrize(
@@ -249,7 +249,7 @@ def test_an_override_reaches_below_the_short_form(write: Write) -> None:
 def test_which_node_it_is_comes_from_the_environment_where_nothing_says_it(
     write: Write, text: str, environ: dict[str, str], nodes: tuple[int, str | None]
 ) -> None:
-    config, origin = source.numbered(*source.load(write(f"{MINIMAL}{text}\n"), []), environ)
+    config, origin = source.numbered(*load(write(f"{MINIMAL}{text}\n")), environ)
     assert (config.nodes.rank, config.nodes.master_addr) == nodes
     if nodes[0] and "PET_NODE_RANK" in environ:
         assert origin.place("nodes.rank") == "$PET_NODE_RANK: nodes.rank"
@@ -259,7 +259,7 @@ def test_which_node_it_is_comes_from_the_environment_where_nothing_says_it(
 def test_a_wrong_number_in_the_environment_is_told_with_its_variable(
     write: Write, rank: str
 ) -> None:
-    loaded = source.load(write(f"{MINIMAL}nodes: 2\n"), [])
+    loaded = load(write(f"{MINIMAL}nodes: 2\n"))
     with pytest.raises(UsageError, match=r"\$SLURM_NODEID: nodes"):
         source.numbered(*loaded, {"SLURM_NODEID": rank})
 
@@ -271,7 +271,7 @@ def test_a_set_that_is_no_key_and_value_is_refused(write: Write, argument: str) 
 
 def test_values_are_placed_by_file_line_or_argument(write: Write) -> None:
     path = write("name: a\nimage: cpu\nmodel:\n  num_layers: 2\n")
-    _, origin = source.load(path, [source.parse_set("training.lr=1.0")])
+    _, origin = load(path, "training.lr=1.0")
     assert origin.place("model.num_layers") == f"{path}:4: model.num_layers"
     assert origin.place("model.hidden_size") == f"{path}:3: model.hidden_size"
     assert origin.place("training.lr") == "--set training.lr=1.0: training.lr"
@@ -312,7 +312,7 @@ def judged(path: Path, raw: bytes) -> str:
     """What is said of a run file with these bytes, up to its plan; "" where nothing is wrong."""
     path.write_bytes(raw)
     try:
-        config, origin = source.load(str(path), [])
+        config, origin = load(str(path))
         facts = ImageFacts(draw_release(raw), True)
         plan_of(config, origin, facts, HOST, STAMP)
     except UsageError as error:
@@ -353,8 +353,7 @@ def test_bytes_have_a_place(tmp_path: Path, raw: bytes) -> None:
 @given(st.text())
 def test_no_set_argument_raises_anything_but_a_usage_error(argument: str) -> None:
     try:
-        override = source.parse_set(argument)
-        source.load("gpt2-tiny", [override])
+        load("gpt2-tiny", argument)
     except UsageError as error:
         assert str(error)
 
@@ -371,12 +370,12 @@ def test_the_help_of_run_imports_nothing_heavy() -> None:
 @pytest.mark.parametrize("name", source.LOCAL_RANKS)
 def test_a_second_launcher_of_a_node_is_refused(write: Write, name: str) -> None:
     """`srun --ntasks-per-node=8` started eight, of which seven said that a port was taken."""
-    loaded = source.load(write(f"{MINIMAL}nodes: 2\n"), [])
+    loaded = load(write(f"{MINIMAL}nodes: 2\n"))
     assert source.numbered(*loaded, {name: "0", "SLURM_NODEID": "1"})[0].nodes.rank == 1
     with pytest.raises(UsageError, match=rf"task 3 of its node \(.{name}\)") as caught:
         source.numbered(*loaded, {name: "3", "SLURM_NODEID": "1"})
     assert "--ntasks-per-node=1" in caught.value.remedy
-    alone = source.load(write(f"{MINIMAL}nodes: 1\n"), [])
+    alone = load(write(f"{MINIMAL}nodes: 1\n"))
     assert source.numbered(*alone, {name: "3"}) == alone
 
 
@@ -389,7 +388,7 @@ def test_a_file_is_laid_over_the_one_that_it_extends(
     file = tmp_path / "runs/mine.yaml"
     file.write_text("extends: base.yaml\nname: mine\nmodel:\n  num_layers: 4\n")
     monkeypatch.chdir(tmp_path)
-    config, origin = source.load("runs/mine.yaml", [source.parse_set("training.seed=7")])
+    config, origin = load("runs/mine.yaml", "training.seed=7")
     assert (config.name, config.gpus, config.model.num_layers) == ("mine", "2", 4)
     assert (config.training.lr, config.training.seed, config.model.hidden_size) == (0.5, 7, 64)
     assert origin.place("model.num_layers") == "runs/mine.yaml:4: model.num_layers"
@@ -415,5 +414,5 @@ def test_what_extends_wrongly_is_told_with_its_place(tmp_path: Path, text: str, 
     file = tmp_path / "run.yaml"
     file.write_text(text)
     with pytest.raises(UsageError, match=re.escape(told)) as refused:
-        source.load(str(file), [])
+        load(str(file))
     assert str(refused.value).startswith(f"{file}:")
