@@ -50,25 +50,31 @@ LARGE = ("model.num_layers=48", "model.hidden_size=1600", "model.num_attention_h
             18.5,
             "--set parallel.tensor_model_parallel_size=2",
         ),
+        (
+            8,
+            LARGE,
+            16.5,
+            "--set training.micro_batch_size=1 --set parallel.use_distributed_optimizer=true: then",
+        ),
+        (
+            1,
+            LARGE,
+            16,
+            "No setting makes it fit on these GPUs. 3 of this size would hold it: "
+            "tensor 1 × pipeline 3.",
+        ),
+        (1, LARGE, 1, "No layout of this model fits on GPUs of 1.0 GB"),
     ],
 )  # fmt: skip
-def test_the_smallest_change(
+def test_the_smallest_change_that_makes_it_fit_is_told(
     asked: Asker, gpus: int, sets: tuple[str, ...], total: float, mend: str
 ) -> None:
     machine = Machine(gpus=tuple(card(n, total=int(total * GB)) for n in range(gpus)))
     (finding,) = asked("gpt2", f"gpus={gpus}", *sets).on(machine)
     assert finding.mend.startswith(mend), finding
+    assert finding.refuse or sets is not LARGE  # which is far too large
     assert "weights" in finding.why
     assert f"has {total:.1f}" in finding.what
-
-
-def test_several_changes_where_one_isnt_enough(asked: Asker) -> None:
-    machine = Machine(gpus=tuple(card(n, total=16 * GB + GB // 2) for n in range(8)))
-    (finding,) = asked("gpt2", "gpus=8", *LARGE).on(machine)
-    assert finding.mend.startswith(
-        "--set training.micro_batch_size=1 --set parallel.use_distributed_optimizer=true: then"
-    )
-    assert finding.refuse
 
 
 def test_llama_3_8b_at_tp2_cp4_fits_eight_cards_of_80_gb(asked: Asker) -> None:
@@ -93,15 +99,6 @@ def test_llama_3_8b_at_tp2_cp4_fits_eight_cards_of_80_gb(asked: Asker) -> None:
     assert [finding for finding in llama.on(machine) if finding.refuse] == []
 
 
-def test_where_nothing_helps_it_says_how_many_gpus_would(asked: Asker) -> None:
-    (finding,) = asked("gpt2", "gpus=1", *LARGE).on(Machine(gpus=(card(total=16 * GB),)))
-    assert finding.refuse
-    assert finding.mend == (
-        "No setting makes it fit on these GPUs. 3 of this size would hold it: "
-        "tensor 1 × pipeline 3."
-    )
-
-
 def test_the_advice_holds_in_the_estimate(asked: Asker) -> None:
     run, small = asked("gpt2", "gpus=1", *LARGE), card(total=16 * GB)
     found = fit.replicas_of_one(run.config, small)
@@ -113,13 +110,8 @@ def test_the_advice_holds_in_the_estimate(asked: Asker) -> None:
     assert needed.total < 16 * GB
 
 
-def test_a_model_for_no_gpu(asked: Asker) -> None:
-    (finding,) = asked("gpt2", *LARGE).on(Machine(gpus=(card(total=GB),)))
-    assert finding.mend.startswith("No layout of this model fits on GPUs of 1.0 GB")
-
-
-@pytest.mark.parametrize(("share", "refuse"), [(0.95, True), (0.85, True), (1.05, False)])
-def test_near_the_limit_it_warns(asked: Asker, share: float, refuse: bool) -> None:
+@pytest.mark.parametrize("share", [0.95, 0.85, 1.05])
+def test_near_the_limit_it_warns(asked: Asker, share: float) -> None:
     run = asked("gpt2")
     needed = memory.estimate(run.config, layout(run.config, 1), (9, 0))
     assert needed
