@@ -32,6 +32,7 @@ from launcher.runs.records.metrics import Found, MemoryUse, TrainingStep, Valida
 from launcher.runs.records.record import METRICS, Record
 from launcher.runs.records.throughput import Rates
 from launcher.runs.runfile.config import RunConfig
+from tests.runs.conftest import FakeJob
 
 
 def config(**sections: Any) -> RunConfig:
@@ -144,19 +145,13 @@ def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def job(run: str, ended: ExitStatus | None = None, state: str = "running") -> Any:
-    return SimpleNamespace(run=run, ended=lambda: ended, state=lambda: state)
-
-
-def lost(run: str) -> Any:
-    def ended() -> None:
-        raise ConnectionLost("gone")
-
-    return SimpleNamespace(run=run, ended=ended)
+def job(run: str, **more: Any) -> Any:
+    return FakeJob(run=run, **more)
 
 
 def known() -> list[runs.RunSummary]:
-    return runs.known([job(IDS[0]), job(IDS[3], ExitStatus(0)), lost(IDS[3])])
+    lost = job(IDS[3], end=ConnectionLost("gone"))
+    return runs.known([job(IDS[0]), job(IDS[3], over=True), lost])
 
 
 def test_each_run_has_its_state_its_code_and_its_last_step(kept: Path) -> None:
@@ -194,7 +189,7 @@ def test_what_is_pruned_has_ended_and_is_none_of_the_newest(kept: Path) -> None:
     assert runs.to_prune(known(), runs.Filter(states=("running",)), 0) == []
     assert runs.to_prune(known(), runs.Filter(states=("failed",)), 1) == []
     assert [run.run for run in runs.to_prune(known(), runs.Filter(name="demo"), 1)] == [IDS[2]]
-    (paused, *_) = runs.known([job(IDS[0], state="paused")])
+    (paused, *_) = runs.known([job(IDS[0], doing="paused")])
     assert paused.state == "paused"
     assert paused not in runs.to_prune([paused], runs.Filter(), 0)
     unknown = runs.Filter(states=("unknown",))  # it may go on
@@ -360,7 +355,7 @@ def test_a_run_that_nobody_followed_is_listed_with_what_shows_its_end(
     kept: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """It was unknown, with nothing to do about it, though ps knew the exit code."""
-    known = [(None, job(run, ExitStatus(137), "exited")) for run in IDS[1:]]
+    known = [(None, job(run, end=ExitStatus(137), over=True, doing="exited")) for run in IDS[1:]]
     monkeypatch.setattr("launcher.runs.follow.find.everywhere", lambda: (known, []))
     assert main(["runs"]) == 0
     assert [line for line in capfd.readouterr().err.splitlines() if "attach" in line] == [
