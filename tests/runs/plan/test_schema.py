@@ -293,16 +293,13 @@ def test_a_preset_fits_on_8_gpus(name: str, size: int) -> None:
 
 
 @pytest.mark.parametrize("path", sorted(source.PRESETS.glob("*.yaml")), ids=lambda path: path.name)
-def test_a_preset_that_is_not_auto_says_why(path: Path) -> None:
+def test_a_preset_says_first_what_it_is_for_and_why_it_is_not_auto(path: Path) -> None:
     """All but gpt2 took a micro-batch of 1 on any GPU, a fraction of its speed."""
-    for line in path.read_text("utf-8").splitlines():
+    text = path.read_text("utf-8")
+    assert text.startswith("# ")
+    for line in text.splitlines():
         if re.match(r" +(micro_batch_size|precision|bf16|fp16): (?!auto)", line):
             assert "  # " in line
-
-
-@pytest.mark.parametrize("preset", sorted(path.name for path in source.PRESETS.glob("*.yaml")))
-def test_a_preset_says_first_what_it_is_for(preset: str) -> None:
-    assert (source.PRESETS / preset).read_text(encoding="utf-8").startswith("# ")
 
 
 # What is added by hand, and as a field; the options that come of it: kind, and any choices.
