@@ -63,13 +63,6 @@ def test_the_precision_is_by_the_gpus(
     assert notes == [] if note is None else note in notes[0]
 
 
-def test_where_no_small_gpu_holds_it_the_smallest_micro_batch_is_told_with_what_it_needs() -> None:
-    """It was said to be chosen for GPUs of 16 GB, on which it doesn't fit."""
-    options, notes = settled(preset="llama3.2-1b")
-    assert options["micro_batch_size"] == 1
-    assert "auto is 1: the smallest, which needs about 40.4 GB" in notes[-1]
-
-
 @pytest.mark.parametrize("given", ["hybrid", "e4m3"])
 def test_fp8_is_bf16_with_products_in_a_format_of_it(given: str) -> None:
     """The format that the run file gives was written over."""
@@ -85,21 +78,28 @@ def test_two_precisions_are_refused() -> None:
         settled("training.bf16=true", "training.precision=fp32")
 
 
-def test_a_smaller_gpu_gets_a_smaller_micro_batch() -> None:
-    large, none = settled(cards=(card(total=80 * GB),))
-    small, told = settled(cards=(card(total=6 * GB),))
-    assert (large["micro_batch_size"], small["micro_batch_size"]) == (16, 4)
-    assert settled(preset="llama3.2-1b", cards=(QUADRO,) * 8)[0]["micro_batch_size"] == 1
-    assert "auto is 4: 16 needs about 8.1 GB" in told[-1]
-    assert len(none) == 1
+LONG = ("model.seq_length=4096", "model.max_position_embeddings=4096")
 
 
-def test_gpus_that_are_not_known_get_a_micro_batch_that_fits_on_small_ones() -> None:
-    """On a cluster the largest was taken, and found not to fit once the job had waited."""
-    assert settled()[0]["micro_batch_size"] == 16
-    options, told = settled("model.seq_length=4096", "model.max_position_embeddings=4096")
-    assert options["micro_batch_size"] == 4
-    assert "aren't known here, but have at least 16.0" in told[-1]
+@pytest.mark.parametrize(
+    ("preset", "sets", "cards", "size", "note"),
+    [
+        ("gpt2", (), (card(total=80 * GB),), 16, "training.precision: auto is "),
+        ("gpt2", (), (card(total=6 * GB),), 4, "auto is 4: 16 needs about 8.1 GB"),
+        ("llama3.2-1b", (), (QUADRO,) * 8, 1, ""),
+        # On a cluster the largest was taken, and found not to fit once the job had waited.
+        ("gpt2", (), (), 16, ""),
+        ("gpt2", LONG, (), 4, "aren't known here, but have at least 16.0"),
+        # It was said to be chosen for GPUs of 16 GB, on which it doesn't fit.
+        ("llama3.2-1b", (), (), 1, "auto is 1: the smallest, which needs about 40.4 GB"),
+    ],
+)
+def test_the_micro_batch_is_by_the_gpus_or_fits_on_small_ones(
+    preset: str, sets: tuple[str, ...], cards: tuple[Gpu, ...], size: int, note: str
+) -> None:
+    options, notes = settled(*sets, preset=preset, cards=cards)
+    assert options["micro_batch_size"] == size
+    assert note in notes[-1]
 
 
 def test_what_is_kept_of_a_run_is_what_it_was_settled_to() -> None:

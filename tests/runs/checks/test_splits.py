@@ -52,18 +52,16 @@ def test_a_split_without_a_document_that_nothing_uses_is_dropped(
     assert splits.bounds(splits.shares("949,51,0"), 320)[:2] == before[:2]
 
 
-@pytest.mark.parametrize(("sets", "documents"), [((), 5000), (UPSTREAM, 320)])
-def test_a_split_with_documents_and_one_that_is_used_stay(
-    sets: tuple[str, ...], documents: int
+@pytest.mark.parametrize(
+    ("sets", "rest", "documents"),
+    [((), (), 5000), (UPSTREAM, (), 320), ((), ("--split", "949,50,1"), 320)],
+)
+def test_a_split_with_documents_and_one_that_is_used_or_behind_two_dashes_stay(
+    sets: tuple[str, ...], rest: tuple[str, ...], documents: int
 ) -> None:
     """Upstream's program tests at the end, on what a user then asked for."""
-    run = resolved(*sets)
+    run = resolved(*sets, rest=rest)
     assert splits.without_empty(run, (documents,)) == (run, [])
-
-
-def test_what_stands_behind_two_dashes_stays() -> None:
-    run = resolved(rest=("--split", "949,50,1"))
-    assert splits.without_empty(run, (320,)) == (run, [])
 
 
 @pytest.mark.parametrize(
