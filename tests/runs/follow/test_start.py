@@ -31,7 +31,7 @@ from launcher.runs.runfile.config import Data
 from launcher.runs.runfile.source import RunRequest
 from launcher.tools.data.text import TokenizedRun, tokenized
 from tests.agent.test_folders import distributed
-from tests.e2e.command import launcher
+from tests.cli.test_cli import run
 from tests.plans import load, request
 from tests.runs.conftest import RUN, FakeJob
 
@@ -450,19 +450,21 @@ def test_the_image_says_whose_tokens_they_are(text: Path) -> None:
     assert [prefixes.index(one) for one in prefixes] == [0, 0, 0, 3, 3]
 
 
-def test_a_dry_run_says_that_the_text_will_be_tokenized(text: Path, tmp_path: Path) -> None:
-    command = ["run", "gpt2-tiny.yaml", "--dry-run", "--set", f"data.text={text}"]
-    cache = {"LAUNCHER_CACHE": str(tmp_path / "cache"), "DOCKER_HOST": "unix:///nowhere.sock"}
+def test_a_dry_run_says_that_the_text_will_be_tokenized(
+    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LAUNCHER_CACHE", str(tmp_path / "cache"))
+    command = ["gpt2-tiny.yaml", "--dry-run", "--set", f"data.text={text}"]
     prefix = given("gpt2-tiny.yaml", text, release="0.16.1").text  # the release of the image
     assert prefix
-    shown = launcher(*command, **cache)
-    assert shown.returncode == 0, shown.stderr
-    assert "--vocab-size 50257" in shown.stdout
+    code, out, err = run(tmp_path, *command)
+    assert code == 0, err
+    assert "--vocab-size 50257" in out
     told = f"launcher: data.text: it will be tokenized first, to {prefix.prefix}.bin\n"
-    assert shown.stderr.startswith(f"{told}forecast for ")
+    assert err.startswith(f"{told}forecast for ")
     assert not (tmp_path / "cache").exists()
     prefix.make(lambda done: None)
-    assert "data.text" not in launcher(*command, **cache).stderr
+    assert "data.text" not in run(tmp_path, *command)[2]
 
 
 needs_root = pytest.mark.skipif(os.getuid() != 0, reason="needs root, as sudo gives it")

@@ -317,26 +317,30 @@ def test_stop_says_where_the_log_of_an_unfollowed_run_is(
     assert job.calls == ["remove"]
 
 
-@pytest.mark.parametrize("over", [False, True])
-def test_stop_keeps_how_a_run_ended_that_nobody_followed(over: bool) -> None:
+@pytest.mark.parametrize(
+    ("now", "over", "end", "outcome"),
+    [
+        (False, False, ExitStatus(143), "stopped"),
+        (False, True, ExitStatus(143), "failed"),
+        # a killed run ends a moment later, or is gone by then
+        (True, False, ExitStatus(137), "stopped"),
+        (True, False, ExitStatus(137, EndCause.REMOVED), "stopped"),
+    ],
+)
+def test_stop_keeps_how_a_run_ended_that_nobody_followed(
+    now: bool, over: bool, end: ExitStatus, outcome: str
+) -> None:
     """`runs` called it unknown for ever."""
-    job = FakeJob(end=ExitStatus(143), over=over)
+    job, looks = FakeJob(end=end, over=over), iter([None, None, None])
     job.stop = lambda grace: setattr(job, "over", True)
-    supervise.stop(job, grace=25)
+    if now:
+        job.ended = lambda: next(looks, job.end)
+    supervise.stop(job, grace=25, now=now)
+    [told] = record.read_lines(record.folder(RUN) / record.ENDINGS)
+    assert (told["attempt"], told["outcome"], told["code"]) == (0, outcome, end.code)
+    assert (told["by"] == "launcher stop") is (outcome == "stopped")
     supervise.stop(job)  # which removes it, and has nothing to add
-    [told] = record.read_lines(record.folder(RUN) / record.ENDINGS)
-    outcome = "failed" if over else "stopped"
-    assert (told["attempt"], told["outcome"], told["code"]) == (0, outcome, 143)
-
-
-@pytest.mark.parametrize("cause", [EndCause.ITSELF, EndCause.REMOVED])
-def test_stop_now_keeps_how_a_run_ended(cause: EndCause) -> None:
-    """`runs` called it unknown for ever: a killed run ends a moment later, or is gone by then."""
-    job, looks = FakeJob(end=ExitStatus(137, cause)), iter([None, None, None])
-    job.ended = lambda: next(looks, job.end)
-    supervise.stop(job, now=True)
-    [told] = record.read_lines(record.folder(RUN) / record.ENDINGS)
-    assert (told["outcome"], told["code"], told["by"]) == ("stopped", 137, "launcher stop")
+    assert len([*record.read_lines(record.folder(RUN) / record.ENDINGS)]) == 1
 
 
 def test_stop_waits_no_longer_than_it_may_for_a_run_that_does_not_end(

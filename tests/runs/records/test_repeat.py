@@ -199,33 +199,13 @@ def test_what_is_pruned_has_ended_and_is_none_of_the_newest(kept: Path) -> None:
     assert [run.run for run in runs.to_prune(known(), runs.Filter(), 0)] == [IDS[1]]
 
 
-def test_a_list_of_many_looks_up_the_settings_once(
+def test_a_list_reads_little_of_large_files_and_looks_up_the_settings_once(
     kept: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """5,000 records took 10.8 s of CPU: each looked five times for the folder that all lie in."""
-    looked, parsed = list[int](), list[int]()
-    found, load = settings(), json.loads
+    """5,000 records took 10.8 s of CPU: each looked five times for the folder that all lie in.
 
-    def lookup() -> Settings:
-        looked.append(1)
-        return found
-
-    def loads(text: bytes) -> Any:
-        parsed.append(len(text))
-        return load(text)
-
-    monkeypatch.setattr(record, "settings", lookup)
-    monkeypatch.setattr(runs, "settings", lookup)
-    monkeypatch.setattr(json, "loads", loads)
-    step = json.dumps({"kind": "step", "iteration": 9, "loss": 1.0}) + "\n"
-    (kept / IDS[1] / record.METRICS).write_text(step * 1000)
-    assert known()[1].iteration == 9
-    assert len(looked) == 2
-    assert len(parsed) < 20
-
-
-def test_a_list_reads_little_of_large_files(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """5,000 records took 2 s of CPU: all facts were parsed for a name, 64 KiB for one step."""
+    All facts were parsed for a name, and 64 KiB for one step.
+    """
     step = json.dumps({"kind": "step", "iteration": 9, "loss": 1.0}) + "\n"
     facts = {
         "host": {"name": '\n "image": {\n  "name": "x"'},
@@ -234,12 +214,16 @@ def test_a_list_reads_little_of_large_files(kept: Path, monkeypatch: pytest.Monk
     for run in IDS:
         record.put(run, record.FACTS, facts | {"config": ["x"] * 100_000})
         (kept / run / record.METRICS).write_text(step * 10_000)
-    parsed, load = list[int](), json.loads
+    looked, parsed = list[Settings](), list[int]()
+    usual, load = settings(), json.loads
+    for module in (record, runs):
+        monkeypatch.setattr(module, "settings", lambda: (looked.append(usual), usual)[1])
     monkeypatch.setattr(json, "loads", lambda text: (parsed.append(len(text)), load(text))[1])
     before = bytes_read()
     found = known()
     assert bytes_read() - before < len(IDS) * 20_000
     assert sum(parsed) < len(IDS) * 1_000
+    assert len(looked) == 2
     assert {(run.image, run.iteration) for run in found} == {('a"é', 9)}
 
 
