@@ -218,6 +218,8 @@ def test_the_last_stage_counts_where_the_vocabulary_is_large() -> None:
         "gpt2", "gpus=2", "parallel.pipeline_model_parallel_size=2", "data.vocab_size=2000000"
     )
     assert found.logits > 0
+    layer = 12 * 768**2 + 13 * 768
+    assert found.weights == 2 * (6 * layer + 2 * 768 + 2_000_000 * 768)  # its copy of the words
 
 
 def test_fewer_micro_batches_than_stages_are_all_in_flight() -> None:
