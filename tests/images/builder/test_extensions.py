@@ -22,50 +22,35 @@ from launcher.images.matrix.locked import LockedExtension
 from launcher.images.matrix.recipe import recipe, sha256_of_pin
 from launcher.images.matrix.schema import Extension, GitSource, Interpreter
 from launcher.images.sources import extensions, fetch, source
-from tests.images.builder.conftest import serving
+from tests.images.builder.conftest import commit_all, serving
 from tests.images.builder.made import RECIPE, inputs_of
 
 MATRIX, LOCK = load_matrix(), load_lock()
 HUB = "https://github.com/"
 
 
-def git(folder: Path, *args: str) -> str:
-    options = ["-c", "user.name=x", "-c", "user.email=x@example.org", "-c", "core.autocrlf=false"]
-    command = ["git", "-C", str(folder), *options, "-c", "protocol.file.allow=always", *args]
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
-
-
-def repository(folder: Path, files: dict[str, str]) -> str:
-    """A repository with one commit of `files`, and that commit."""
-    folder.mkdir(parents=True)
-    git(folder, "init", "-q", "-b", "main")
-    for name, text in files.items():
-        path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    git(folder, "add", "-A")
-    git(folder, "commit", "-q", "-m", "x")
-    git(folder, "config", "uploadpack.allowAnySHA1InWant", "true")
-    return git(folder, "rev-parse", "HEAD")
-
-
 @pytest.fixture
 def mirrored(tmp_path: Path, empty_site: Settings) -> Settings:
     """A site whose GitHub is a folder: a/kernels with two submodules, a/headers and a/tests."""
     hub = tmp_path / "hub/a"
+    kernels = hub / "kernels.git"
+    kernels.mkdir(parents=True)
+    (kernels / "setup.py").write_text("import setuptools\n")
+    commit_all(kernels)
     for name in ("headers", "tests"):
-        repository(hub / f"{name}.git", {f"include/{name}.h": f"// {name}\n"})
-    repository(hub / "kernels.git", {"setup.py": "import setuptools\n", "z": "z"})
-    for name in ("headers", "tests"):
-        git(hub / "kernels.git", "submodule", "add", "-q", str(hub / f"{name}.git"), f"lib/{name}")
-    git(hub / "kernels.git", "commit", "-q", "-m", "submodules")
+        (hub / f"{name}.git/include").mkdir(parents=True)
+        (hub / f"{name}.git/include/{name}.h").write_text(f"// {name}\n")
+        commit_all(hub / f"{name}.git")
+        add = ["submodule", "--quiet", "add", str(hub / f"{name}.git"), f"lib/{name}"]
+        local = ["git", "-C", str(kernels), "-c", "protocol.file.allow=always"]
+        subprocess.run([*local, *add], check=True)
+    commit_all(kernels)
     return replace(empty_site, git_mirror=f"file://{tmp_path}/hub/")
 
 
 def wanted(site: Settings, *submodules: str) -> Extension:
-    commit = git(
-        Path(site.git_mirror.removeprefix("file://"), "a/kernels.git"), "rev-parse", "HEAD"
-    )
+    kernels = Path(site.git_mirror.removeprefix("file://"), "a/kernels.git")
+    commit = source.git(kernels, "rev-parse", "HEAD").strip()
     return Extension(
         git=GitSource(url=f"{HUB}a/kernels.git", commit=commit),
         submodules={f"lib/{name}": f"{HUB}a/{name}.git" for name in submodules},

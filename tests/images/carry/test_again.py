@@ -40,6 +40,7 @@ from launcher.images.carry.again import (
 from launcher.images.carry.compare import Difference
 from launcher.images.matrix.load import load_matrix
 from launcher.images.oci.layers import Layer, LayerEntry, read_layer, read_layers
+from tests.e2e.site import program
 
 from .conftest import FORMS, Engine, sha256
 
@@ -198,9 +199,8 @@ def test_on_another_base_as_many_layers_are_compared_as_are_added() -> None:
 def test_diffoscope_is_used_where_it_is_installed_and_takes_long_only_where_asked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: int, within: int | None, said: str
 ) -> None:
-    program = tmp_path / "diffoscope"
-    program.write_text(f"#!/bin/sh\nsleep {seconds}\necho a and b differ\nexit 1\n")
-    program.chmod(0o755)
+    text = f"#!/bin/sh\nsleep {seconds}\necho a and b differ\nexit 1\n"
+    program(tmp_path / "diffoscope", text)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     monkeypatch.setattr(again, "copy_out", lambda *_: False)
     lines: list[str] = []

@@ -21,6 +21,7 @@ from launcher.images.engine import connect
 from launcher.images.engine.private import base, packages, private
 from launcher.images.matrix.load import load_matrix
 from launcher.tools.demo import TAGS
+from tests.e2e.site import program
 from tests.images.carry.conftest import Engine
 from tools import demo
 
@@ -111,8 +112,7 @@ def test_a_demo_that_is_stopped_tidies_up(
     send: Callable[[int, int], None], signum: str, tmp_path: Path
 ) -> None:
     """It was killed 0.25 s after Ctrl-C, and went on after SIGTERM."""
-    (tmp_path / "python").write_text(TIDIES)
-    (tmp_path / "python").chmod(0o755)
+    program(tmp_path / "python", TIDIES)
     command = [sys.executable, "-c", STOPPED_DEMO, str(tmp_path / "python")]
     with subprocess.Popen(
         command, cwd=ROOT, stdout=subprocess.PIPE, text=True, start_new_session=True
@@ -286,8 +286,7 @@ def apt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "dpkg-deb": DPKG_DEB,
     }
     for name, text in texts.items():
-        (tools / name).write_text(text)
-        (tools / name).chmod(0o755)
+        program(tools / name, text)
     monkeypatch.setenv("PATH", f"{tools}:/usr/bin:/bin")
     return log
 
@@ -313,8 +312,9 @@ done
 
 
 def test_a_newer_suite_is_that_of_the_systems_mirror(apt: Path, tmp_path: Path) -> None:
-    program = tmp_path / "tools" / "apt-get"
-    program.write_text(NEWER.format(log=apt, mirror="http://mirror.example/debian"))
+    program(
+        tmp_path / "tools/apt-get", NEWER.format(log=apt, mirror="http://mirror.example/debian")
+    )
     for _ in range(2):  # the second finds it there
         root = packages.unpack_newer(tmp_path / "root", "tool", "trixie")
         assert (root / "usr/bin/tool").read_text() == "unpacked\n"
@@ -350,11 +350,11 @@ def test_a_complete_folder_and_one_of_others_stay_and_half_of_one_is_made_again(
 def test_apts_own_words_are_the_reason(
     apt: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "tools" / "apt-get").write_text(NEWER.format(log=apt, mirror=""))
+    program(tmp_path / "tools/apt-get", NEWER.format(log=apt, mirror=""))
     with pytest.raises(EngineError, match="no mirror"):
         packages.unpack_newer(tmp_path / "root", "tool", "trixie")
-    program = tmp_path / "tools" / "apt-get"
-    program.write_text('#!/bin/sh\necho "E: Unable to fetch some archives" >&2\nexit 100\n')
+    failing = '#!/bin/sh\necho "E: Unable to fetch some archives" >&2\nexit 100\n'
+    program(tmp_path / "tools/apt-get", failing)
     with pytest.raises(EngineError, match="Unable to fetch some archives") as caught:
         packages.unpack(tmp_path / "root", ["tool"])
     assert "apt-get update" in caught.value.remedy

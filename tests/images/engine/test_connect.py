@@ -37,7 +37,7 @@ from launcher.images.engine.connect import (
 from launcher.images.oci import registry
 from launcher.runs.records import record
 
-from .conftest import VERSION
+from .conftest import StandInHandler
 
 Start = Callable[..., str]
 
@@ -320,51 +320,46 @@ def drip(connection: socket.socket, stop: threading.Event) -> None:
         connection.sendall(b" ")
 
 
+class LateHandler(StandInHandler):
+    """Leaves a question whose path ends in `late` without an answer, or lets it wait for one."""
+
+    late, how, stop, otherwise = "", "", threading.Event(), b"[]"
+
+    def do_GET(self) -> None:
+        is_late = self.path.partition("?")[0].endswith(self.late)
+        with suppress(OSError):
+            if is_late and self.how == "drips":
+                return drip(self.connection, self.stop)
+            if is_late and self.stop.wait(2 * WITHIN if self.how == "is slow" else None):
+                return None
+            return super().do_GET()
+
+    do_POST = do_GET
+
+
 @pytest.fixture
-def late(sockets: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Serve]:
+def late(
+    sockets: Path, standin_engine: Start, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> Iterator[Serve]:
     """Serves an engine that DOCKER_HOST names: it answers what doesn't end in `path` at once.
 
     What does is followed by silence, drips, or is answered after twice the deadline.
     """
     stop = threading.Event()
-    listener = socket.socket(socket.AF_UNIX)
-    host = f"unix://{sockets}/engine.sock"
     for name, value in {
-        "DOCKER_HOST": host,
+        "DOCKER_HOST": f"unix://{sockets}/engine.sock",
         "LAUNCHER_ANSWER_WITHIN": str(WITHIN),
         "LAUNCHER_RUNS": str(tmp_path / "runs"),
         "LAUNCHER_SETTINGS": "/dev/null",
     }.items():
         monkeypatch.setenv(name, value)
 
-    def answer(connection: socket.socket, path: str, how: str) -> None:
-        with connection, suppress(OSError):
-            while request := connection.recv(1 << 16):
-                asked = request.split()[1].decode().partition("?")[0]
-                if asked.endswith(path) and how != "is slow":
-                    return drip(connection, stop) if how == "drips" else void(stop.wait())
-                if asked.endswith(path):
-                    stop.wait(2 * WITHIN)
-                body = json.dumps(VERSION if asked.endswith("/version") else []).encode()
-                connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body))
-                connection.sendall(body)
-
-    def accept(path: str, how: str) -> None:
-        with suppress(OSError):
-            while True:
-                arguments = listener.accept()[0], path, how
-                threading.Thread(target=answer, args=arguments, daemon=True).start()
-
     def serve(path: str, how: str) -> str:
-        listener.bind(host.removeprefix("unix://"))
-        listener.listen()
-        threading.Thread(target=accept, args=(path, how), daemon=True).start()
-        return host
+        late = type("Late", (LateHandler,), {"late": path, "how": how, "stop": stop})
+        return standin_engine(sockets / "engine.sock", late)
 
     yield serve
     stop.set()
-    listener.shutdown(socket.SHUT_RDWR)
-    listener.close()
 
 
 @contextmanager
@@ -373,10 +368,6 @@ def soon() -> Iterator[None]:
     begun = time.monotonic()
     yield
     assert time.monotonic() - begun < SOON
-
-
-def void(value: object) -> None:
-    """Nothing of it."""
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,7 @@ from launcher.images.oci.pull import PullCause, classify, describe_pull_failure,
 from launcher.images.oci.registry import PLATFORM, address_of, resolve
 from launcher.images.sources.pins import digest_at
 from launcher.tools.news.repository import tags
+from tests.e2e.site import program
 from tests.images.oci import fake_registry
 from tests.images.oci.fake_registry import LIST, MANIFEST, OCI_INDEX, OCI_MANIFEST, Fake
 
@@ -148,9 +149,8 @@ def test_credentials_are_those_of_docker_s_configuration_or_of_a_helper(
     log_in(tmp_path, fake.address, {"identitytoken": "long"})  # it is traded for a token
     assert resolve(f"{fake.reference}:1") == image
     assert any("refresh_token=long" in path for verb, path, _ in fake.seen if verb == "POST")
-    helper = tmp_path / "docker-credential-ours"
-    helper.write_text('#!/bin/sh\necho \'{"Username": "me", "Secret": "mine"}\'\n')
-    helper.chmod(0o755)
+    said = '#!/bin/sh\necho \'{"Username": "me", "Secret": "mine"}\'\n'
+    program(tmp_path / "docker-credential-ours", said)
     (tmp_path / "config.json").write_text('{"credsStore": "ours"}')
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     assert resolve(f"{fake.reference}:1") == image

@@ -23,6 +23,7 @@ from launcher.runs.runfile import source
 from launcher.runs.runfile.secrets import is_secret
 from launcher.runs.runfile.values import parse_gpus
 from tests import plans
+from tests.e2e.site import program
 from tests.plans import HOST as MACHINE
 from tests.plans import Planner
 
@@ -122,8 +123,7 @@ for word; do printf '%s\\0' "$word"; done > "$TOLD"
 def bin_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder for PATH with a docker that only writes down what it is told."""
     folder = tmp_path_factory.mktemp("bin")
-    (folder / "docker").write_text(STAND_IN)
-    (folder / "docker").chmod(0o755)
+    program(folder / "docker", STAND_IN)
     return folder
 
 

@@ -28,6 +28,7 @@ from launcher.runs.plan.plan import Plan
 from launcher.runs.runfile import source
 from launcher.runs.runfile.clusters import Kubernetes
 from launcher.runs.runfile.source import RunRequest
+from tests.e2e.site import program
 from tests.plans import HOST, Planner
 from tools import podmodel
 
@@ -211,13 +212,12 @@ def test_a_node_that_was_just_found_is_asked_by_its_pods_name(
     found = [made(full, **KINDS["jobset"]), pod]
     (tmp_path / "all.json").write_text(json.dumps({"items": found}))
     (tmp_path / "jobsets.json").write_text(json.dumps({"items": found[:1]}))
-    kubectl = tmp_path / "kubectl"
-    kubectl.write_text(
+    program(
+        tmp_path / "kubectl",
         '#!/bin/sh\nhere=$(dirname "$0")\ncase "$*" in\n*,pods*) cat "$here/all.json" ;;\n'
         '*" get "*) cat "$here/jobsets.json" ;;\n'
-        '*) echo "$*" >> "$here/asked"; tar -C "$here" -cf - all.json ;;\nesac\n'
+        '*) echo "$*" >> "$here/asked"; tar -C "$here" -cf - all.json ;;\nesac\n',
     )
-    kubectl.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     (tmp_path / full.run).mkdir()
     kept = {"kind": "JobSet", "place": ["--namespace=team-a"]}
@@ -314,8 +314,8 @@ def test_who_ended_a_pod() -> None:
 
 def test_what_is_pasted_is_the_object(full: Plan, tmp_path: Path) -> None:
     """The marker's quotes keep the shell from the `$` of values."""
-    (tmp_path / "kubectl").write_text('#!/bin/sh\nprintf "%s\\n" "$@" > "$0.argv"\ncat > "$0.in"\n')
-    (tmp_path / "kubectl").chmod(0o755)
+    text = '#!/bin/sh\nprintf "%s\\n" "$@" > "$0.argv"\ncat > "$0.in"\n'
+    program(tmp_path / "kubectl", text)
     asked_for = kubernetes_request.request(full, asked(**KINDS["jobset"]), {})
     shown = kubernetes_request.show(full, asked_for)
     env = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}

@@ -23,7 +23,7 @@ from launcher.runs.backends.slurm.slurm_queue import Queue
 from launcher.runs.plan.job import ExitStatus
 from launcher.runs.plan.plan import Plan
 from launcher.runs.runfile.clusters import Slurm
-from tests.e2e.site import living_with, until
+from tests.e2e.site import living_with, program, until
 from tests.plans import HOST, Planner
 
 SCRIPT = "name: a\nimage: cpu\ngpus: 0\nprogram: ./train.py\n"
@@ -85,9 +85,9 @@ def test_the_script(plan: Planner, flavour: str) -> None:
 
 
 def passes_shellcheck(text: str) -> None:
-    program = shutil.which("shellcheck", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
-    assert program, "make dev installs it"
-    words = [program, "--shell=bash", "--norc", "-"]
+    found = shutil.which("shellcheck", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    assert found, "make dev installs it"
+    words = [found, "--shell=bash", "--norc", "-"]
     done = subprocess.run(words, input=text, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout
 
@@ -135,8 +135,7 @@ def test_an_image_is_run_in_what_is_there_or_refused(
 ) -> None:
     """`image` was ignored, and the nodes' own Python had no torch."""
     for name, text in programs.items():
-        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
-        (tmp_path / name).chmod(0o755)
+        program(tmp_path / name, f"#!/bin/sh\n{text}\n")
     monkeypatch.setenv("PATH", f"{tmp_path}:/bin")
     config = SimpleNamespace(slurm=Slurm())
     if chosen is None:
@@ -153,8 +152,8 @@ def test_an_image_is_run_in_what_is_there_or_refused(
 def test_a_node_looks_for_the_program_too(plan: Planner) -> None:
     """A checkout that the nodes don't see ended in "can't open file"."""
     own = plan(SCRIPT, host=replace(HOST, scheduled=True, contained=False))
-    program = next(word for word in own.argv if word.endswith("/train.py"))
-    assert {program, own.argv[1]} <= {*slurm_request._paths(own, Slurm())}
+    script = next(word for word in own.argv if word.endswith("/train.py"))
+    assert {script, own.argv[1]} <= {*slurm_request._paths(own, Slurm())}
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -200,8 +199,7 @@ def test_a_node_that_slurm_could_not_begin_is_told_to_the_others(
     if code:
         srun = f'echo "{error}" >&2; {srun}'
     for name, text in {"srun": srun, "scontrol": "echo n0"}.items():
-        (tmp_path / name).write_text(f"#!/bin/bash\n{text}\n")
-        (tmp_path / name).chmod(0o755)
+        program(tmp_path / name, f"#!/bin/bash\n{text}\n")
     env = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_NUM_NODES": "2"}
     env |= {"SLURM_JOB_NODELIST": "n[0-1]", "SLURM_JOB_ID": "1"}
     with (tmp_path / "slurm.out").open("a") as output:
