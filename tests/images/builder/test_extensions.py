@@ -6,10 +6,8 @@ import hashlib
 import subprocess
 import sys
 import zipfile
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
-from http.server import SimpleHTTPRequestHandler
 from pathlib import Path
 
 import pytest
@@ -22,7 +20,7 @@ from launcher.images.matrix.locked import LockedExtension
 from launcher.images.matrix.recipe import recipe, sha256_of_pin
 from launcher.images.matrix.schema import Extension, GitSource, Interpreter
 from launcher.images.sources import extensions, fetch, source
-from tests.images.builder.conftest import commit_all, serving
+from tests.images.builder.conftest import Place, commit_all
 from tests.images.builder.made import RECIPE, inputs_of
 
 MATRIX, LOCK = load_matrix(), load_lock()
@@ -153,21 +151,12 @@ def test_a_row_s_needs_have_its_python_and_its_commits() -> None:
     assert len(lacks) == 4
 
 
-@pytest.fixture
-def served(tmp_path: Path) -> Iterator[str]:
-    """The address of a server on loopback with what is in tmp_path/www."""
-    (tmp_path / "www").mkdir()
-    handler = partial(SimpleHTTPRequestHandler, directory=str(tmp_path / "www"))
-    with serving(handler) as address:
-        yield f"http://{address}/"
-
-
 def test_a_python_is_fetched_by_its_hash_and_once(
-    served: str, empty_site: Settings, tmp_path: Path
+    place: Place, empty_site: Settings, tmp_path: Path
 ) -> None:
-    site = replace(empty_site, git_mirror=served)
+    site = replace(empty_site, git_mirror=f"{place.address}/")
     content = b"a Python" * 1000
-    file = tmp_path / "www/cpython.tar.gz"
+    file = place.folder / "cpython.tar.gz"
     file.write_bytes(content)
     named = Interpreter(url=f"{HUB}cpython.tar.gz", sha256=hashlib.sha256(content).hexdigest())
     found = fetch.archive(named, site)
@@ -181,14 +170,14 @@ def test_a_python_is_fetched_by_its_hash_and_once(
 
 
 def test_another_python_than_the_one_of_the_matrix_is_refused(
-    served: str, empty_site: Settings, tmp_path: Path
+    place: Place, empty_site: Settings, tmp_path: Path
 ) -> None:
-    site = replace(empty_site, git_mirror=served)
+    site = replace(empty_site, git_mirror=f"{place.address}/")
     named = Interpreter(url=f"{HUB}cpython.tar.gz", sha256="0" * 64)
     with pytest.raises(BuildError, match=r"can't be fetched: 404") as caught:
         fetch.archive(named, site)
     assert "LAUNCHER_GIT_MIRROR" in caught.value.remedy
-    (tmp_path / "www/cpython.tar.gz").write_bytes(b"other")
+    (place.folder / "cpython.tar.gz").write_bytes(b"other")
     with pytest.raises(BuildError, match=r"its sha256 is not the one in matrix\.yaml"):
         fetch.archive(named, site)
     assert not fetch.cached(hashlib.sha256(b"other").hexdigest(), site)
