@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -375,3 +376,21 @@ def test_environment_finds_what_was_unpacked(
     assert "/usr/bin" in env["PATH"].split(":")
     assert env["LD_LIBRARY_PATH"] == f"{tmp_path}/usr/lib/x86_64-linux-gnu:/mine"
     assert os.environ["PATH"] == "/usr/bin"
+
+
+needs_apt = pytest.mark.skipif(not shutil.which("apt-get"), reason="needs apt")
+
+
+@needs_apt
+def test_what_is_installed_is_unpacked_as_well(tmp_path: Path) -> None:
+    """apt left it out: where Slurm or containerd was installed, the private copy had no part."""
+    root = packages.unpack(tmp_path / "root", ["make"])  # which runs these tests
+    assert (root / "usr/bin/make").is_file()
+
+
+@needs_apt
+def test_only_what_every_system_has_counts_as_there(tmp_path: Path) -> None:
+    text = packages._bare_system(tmp_path).read_text("utf-8")
+    listed = {line.removeprefix("Package: ") for line in text.splitlines() if "Package: " in line}
+    assert {"dpkg", "libc6", "bash"} <= listed
+    assert not listed & {"make", "python3", "git", "docker.io", "slurmctld", "containerd", "runc"}
