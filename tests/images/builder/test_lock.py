@@ -23,6 +23,9 @@ from launcher.images.sources.lock import LockRequest
 from launcher.images.sources.uv import RequirementSet, ResolvedSet
 
 from .conftest import wheel
+from .made import sha
+
+pytestmark = pytest.mark.usefixtures("no_registry")
 
 ROOT = Path(__file__).resolve().parents[3]
 OFFLINE = LockRequest(offline=True)
@@ -82,14 +85,6 @@ def packed() -> list[str]:
 
 def unreachable(*_: object, **__: object) -> None:
     raise BuildError("nothing can be reached")
-
-
-@pytest.fixture(autouse=True)
-def _no_registry(monkeypatch: pytest.MonkeyPatch) -> None:
-    def resolve(reference: str, platform: str, **_: bool) -> ImageDigests:
-        raise EngineError(f"{reference}: the registry can't be reached")
-
-    monkeypatch.setattr(registry, "resolve", resolve)
 
 
 def test_offline_all_pins_stay_and_what_was_not_asked_is_named(empty_site: Settings) -> None:
@@ -202,10 +197,6 @@ def test_what_is_not_locked_cannot_be_upgraded(empty_site: Settings) -> None:
     with pytest.raises(UsageError, match="nothing that is locked is nunpy") as caught:
         locking(load_matrix(), load_lock(), empty_site, LockRequest(["nunpy"]))
     assert "'numpy'" in caught.value.remedy
-
-
-def sha(letter: str) -> str:
-    return f"sha256:{letter * 64}"
 
 
 ANSWER = ImageDigests(sha("a"), sha("b"), sha("c"))

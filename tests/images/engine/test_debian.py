@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from launcher.images.engine import connect
 from launcher.images.engine.private import debian, packages, private
 from launcher.images.matrix.load import load_matrix
 from launcher.tools.demo import TAGS
+from tests.e2e.site import program
 from tests.images.carry.conftest import Engine
 from tools import demo
 
@@ -111,8 +113,7 @@ def test_a_demo_that_is_stopped_tidies_up(
     send: Callable[[int, int], None], signum: str, tmp_path: Path
 ) -> None:
     """It was killed 0.25 s after Ctrl-C, and went on after SIGTERM."""
-    (tmp_path / "python").write_text(TIDIES)
-    (tmp_path / "python").chmod(0o755)
+    program(tmp_path / "python", TIDIES)
     command = [sys.executable, "-c", STOPPED_DEMO, str(tmp_path / "python")]
     with subprocess.Popen(
         command, cwd=ROOT, stdout=subprocess.PIPE, text=True, start_new_session=True
@@ -316,8 +317,7 @@ def apt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "dpkg-deb": DPKG_DEB,
     }
     for name, text in texts.items():
-        (tools / name).write_text(text)
-        (tools / name).chmod(0o755)
+        program(tools / name, text)
     monkeypatch.setenv("PATH", f"{tools}:/usr/bin:/bin")
     return log
 
@@ -343,8 +343,9 @@ done
 
 
 def test_a_newer_suite_is_that_of_the_systems_mirror(apt: Path, tmp_path: Path) -> None:
-    program = tmp_path / "tools" / "apt-get"
-    program.write_text(NEWER.format(log=apt, mirror="http://mirror.example/debian"))
+    program(
+        tmp_path / "tools/apt-get", NEWER.format(log=apt, mirror="http://mirror.example/debian")
+    )
     for _ in range(2):  # the second finds it there
         root = packages.unpack_newer(tmp_path / "root", "tool", "trixie")
         assert (root / "usr/bin/tool").read_text() == "unpacked\n"
@@ -380,11 +381,11 @@ def test_a_complete_folder_and_one_of_others_stay_and_half_of_one_is_made_again(
 def test_apts_own_words_are_the_reason(
     apt: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "tools" / "apt-get").write_text(NEWER.format(log=apt, mirror=""))
+    program(tmp_path / "tools/apt-get", NEWER.format(log=apt, mirror=""))
     with pytest.raises(EngineError, match="no mirror"):
         packages.unpack_newer(tmp_path / "root", "tool", "trixie")
-    program = tmp_path / "tools" / "apt-get"
-    program.write_text('#!/bin/sh\necho "E: Unable to fetch some archives" >&2\nexit 100\n')
+    failing = '#!/bin/sh\necho "E: Unable to fetch some archives" >&2\nexit 100\n'
+    program(tmp_path / "tools/apt-get", failing)
     with pytest.raises(EngineError, match="Unable to fetch some archives") as caught:
         packages.unpack(tmp_path / "root", ["tool"])
     assert "apt-get update" in caught.value.remedy
@@ -405,3 +406,21 @@ def test_environment_finds_what_was_unpacked(
     assert "/usr/bin" in env["PATH"].split(":")
     assert env["LD_LIBRARY_PATH"] == f"{tmp_path}/usr/lib/x86_64-linux-gnu:/mine"
     assert os.environ["PATH"] == "/usr/bin"
+
+
+needs_apt = pytest.mark.skipif(not shutil.which("apt-get"), reason="needs apt")
+
+
+@needs_apt
+def test_what_is_installed_is_unpacked_as_well(tmp_path: Path) -> None:
+    """apt left it out: where Slurm or containerd was installed, the private copy had no part."""
+    root = packages.unpack(tmp_path / "root", ["make"])  # which runs these tests
+    assert (root / "usr/bin/make").is_file()
+
+
+@needs_apt
+def test_only_what_every_system_has_counts_as_there(tmp_path: Path) -> None:
+    text = packages._bare_system(tmp_path).read_text("utf-8")
+    listed = {line.removeprefix("Package: ") for line in text.splitlines() if "Package: " in line}
+    assert {"dpkg", "libc6", "bash"} <= listed
+    assert not listed & {"make", "python3", "git", "docker.io", "slurmctld", "containerd", "runc"}
