@@ -200,6 +200,31 @@ def test_real_data(train: Train, tmp_path: Path) -> None:
     assert not any("test" in name for name in names)
 
 
+NODE = """
+import os, runpy, sys
+caches = [sys.argv.pop(1), sys.argv.pop(1)]
+sys.argv += ["--data-cache-path", caches[int(os.environ["RANK"])]]
+os.environ |= {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "NODE_RANK": os.environ["RANK"]}
+if __name__ == "__main__":
+    runpy.run_module("launcher.trainer.gpt", run_name="__main__")
+"""
+"""Each rank is that of a node of its own."""
+
+
+@pytest.mark.parametrize("second", [pytest.param("one", marks=pytest.mark.long), "two"])
+def test_the_index_is_built_on_each_node_that_has_none(second: str, tmp_path: Path) -> None:
+    """Upstream builds it on rank 0 alone: a node with a folder of its own had none."""
+    indexed.write(tmp_path / "text", ([*range(59), 99] for _ in range(99)), vocab_size=100)
+    (tmp_path / "node.py").write_text(NODE)
+    data = ["--data-path", str(tmp_path / "text"), "--split", "90,10,0"]
+    caches = [str(tmp_path / "one"), str(tmp_path / second)]
+    run = start(2, str(tmp_path / "node.py"), *caches, *TINY, *data)
+    assert run.code == 0, run.output
+    names = [{path.name for path in (tmp_path / name).iterdir()} for name in ("one", second)]
+    assert names[0]
+    assert names[0] == names[1]
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("how", [[], ["--async-save"]])
 @pytest.mark.parametrize("left", [0, 4096, 100 * 1024])

@@ -20,11 +20,10 @@ from tests.tools.board.samples import several, steps
 
 
 @pytest.fixture
-def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def runs(folder: Path) -> Path:
     """Some records."""
-    monkeypatch.setenv("LAUNCHER_RUNS", str(tmp_path / "runs"))
-    several(tmp_path / "runs")
-    return tmp_path / "runs"
+    several(folder)
+    return folder
 
 
 @pytest.fixture
