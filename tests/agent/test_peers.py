@@ -112,6 +112,13 @@ def test_a_node_without_the_lines_of_steps_knows_that_they_are_nan(
     assert (first.output.count(said), other.output.count(said)) == (count, 0)
 
 
+def test_all_nodes_hear_from_one_where_numbers_were_nan() -> None:
+    def run(here: Rendezvous) -> int:
+        return PeerNodes(here, print).done(7 if here.node == 2 else 0)
+
+    assert together(3, run) == [7, 7, 7]
+
+
 def test_a_node_that_reports_no_numbers_is_done_all_the_same() -> None:
     """An older launcher's, which LAUNCHER_NODES_MAY_DIFFER allows, was lost, and ended others."""
 

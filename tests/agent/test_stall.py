@@ -167,6 +167,7 @@ def test_real_processes_are_asked(tmp_path: Path, processes: list[subprocess.Pop
         {n: asked[n] for n in range(3)}
     )  # what was written before isn't read again
     assert again[-1].startswith(f"{stall.CONCLUSION}rank 1 isn't in a collective: in hang")
+    assert "while rank 0 waits in all_reduce, from program-0.py" in again[-1]
     assert (tmp_path / "stalled-2").is_dir()
 
 

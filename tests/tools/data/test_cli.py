@@ -185,16 +185,18 @@ def test_a_mistake_about_a_vocabulary_is_told(arguments: list[str], said: str, h
     refused(here("data", "vocab", *arguments), 2, said)
 
 
-def test_an_output_that_is_ascii_is_written_all_the_same(corpus: Path, tmp_path: Path) -> None:
+def test_an_output_that_is_ascii_is_written_all_the_same(
+    corpus: Path, tmp_path: Path, here: Here
+) -> None:
     prefix = str(tmp_path / "c")
-    assert launcher("data", "tokenize", str(corpus), "--output-prefix", prefix).returncode == 0
+    assert here("data", "tokenize", str(corpus), "--output-prefix", prefix).returncode == 0
     ascii_only = {"PYTHONIOENCODING": "ascii"}
     shown = launcher("data", "inspect", f"{prefix}_text_document", **ascii_only)
     assert shown.returncode == 0, shown.stderr
     assert "+ ##########" in shown.stdout
     assert r"document 1:" + "\n" + r"\u4f60\u597d\uff0c\u4e16\u754c" in shown.stdout
     assert r"  \u0120t              " in launcher("data", "vocab", **ascii_only).stdout
-    refused(launcher("data", "inspect", "~nobody-/c"), 2, "~nobody-/c.idx: no such file")
+    refused(here("data", "inspect", "~nobody-/c"), 2, "~nobody-/c.idx: no such file")
 
 
 def test_a_terminal_has_a_bar(corpus: Path, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import string
+import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -32,7 +33,6 @@ from launcher.tools.data.prepared import prepared
 from launcher.tools.data.sources import ReadingOptions
 from launcher.tools.data.tokenize import TokenizeJob
 from launcher.tools.data.tokenizers import Tokenizer, TokenizerChoice
-from tests.tools.data import upstream
 from tests.tools.data.conftest import documents
 
 # Where GPT-2 divides a text, from its encoder.py.
@@ -378,6 +378,23 @@ def test_another_end_of_a_document_is_another_prepared_text(tmp_path: Path) -> N
     assert found == [[[[0, 1]]], [[[0, 2]]]]
 
 
+def upstreams(checkout: Path, source: Path, prefix: Path, model: Path | None = None) -> None:
+    """Run upstream's program by MEGATRON_PYTHON, which has torch and regex, on GPT-2's vocabulary.
+
+    With a SentencePiece `model`, as Llama 2's: then that Python needs sentencepiece.
+    """
+    program = checkout / "tools/preprocess_data.py"
+    command = [os.environ.get("MEGATRON_PYTHON", "python3"), str(program), "--input", str(source)]
+    command += ["--output-prefix", str(prefix), "--append-eod", "--workers", "2"]
+    if model:
+        command += ["--tokenizer-type", "Llama2Tokenizer", "--tokenizer-model", str(model)]
+    else:
+        vocab_file, merge_file = vocabulary.vocabulary_files(None, None)
+        command += ["--vocab-file", str(vocab_file), "--merge-file", str(merge_file)]
+        command += ["--tokenizer-type", "GPT2BPETokenizer"]
+    subprocess.run(command, check=True, capture_output=True)
+
+
 @pytest.mark.skipif("MEGATRON_CHECKOUT" not in os.environ, reason="MEGATRON_CHECKOUT isn't set")
 @pytest.mark.parametrize("kind", ["GPT2BPETokenizer", "Llama2Tokenizer"])
 def test_upstream_writes_the_same_bytes(tmp_path: Path, models: Path, kind: str) -> None:
@@ -386,7 +403,7 @@ def test_upstream_writes_the_same_bytes(tmp_path: Path, models: Path, kind: str)
     texts = [*SCRIPTS, "", [], ["a", "", "b"], "x" * 9000, "<|endoftext|>", "word " * 9000]
     source.write_text("".join(json.dumps({"text": text}) + "\r\n" for text in texts))
     model = models / "spm.model" if kind == "Llama2Tokenizer" else None
-    upstream.tokenize(checkout, source, tmp_path / "theirs", model)
+    upstreams(checkout, source, tmp_path / "theirs", model)
     chosen = TokenizerChoice(kind, model=model, megatron=own_version(checkout))
     tokenize.run(
         TokenizeJob((str(source),), tmp_path / "ours", ReadingOptions(), chosen, append_eod=True),
