@@ -133,6 +133,14 @@ def test_a_process_is_started_for_each_shape_and_not_for_each_tensor(
     assert len(looked) == len({*looked}) < len(saved.tensors) / 2
 
 
+def test_a_tied_model_has_one_embedding(tmp_path: Path) -> None:
+    """Published ones have a second copy at times, which is no tensor of its own."""
+    theirs = made(tmp_path / "theirs", "qwen2")
+    assert "lm_head.weight" not in safetensors.entries(theirs)
+    convert.import_(theirs, tmp_path / "ours")
+    assert "output_layer.weight" not in opened(tmp_path / "ours").tensors
+
+
 def test_nothing_is_left_where_it_fails(tmp_path: Path) -> None:
     theirs = made(tmp_path / "theirs", "llama")
     whole = (theirs / "model.safetensors").read_bytes()
