@@ -6,11 +6,9 @@ A bundle of real inputs: where neither an index nor a registry is in reach, the 
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 import os
 import subprocess
-import tarfile
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -124,31 +122,6 @@ def test_thin_is_loaded_onto_a_base_that_was_pulled_packed(
     done(on(elsewhere, "image", "load", "--all-tags", folder))
     assert _id(elsewhere, image) == _id(engine, image)
     engine.images.remove(name)
-
-
-def test_an_engine_that_wants_the_bases_layers_too_gets_them_from_itself(
-    engine: DockerClient, elsewhere: DockerClient, image: str, tmp_path: Path
-) -> None:
-    """The way in which thin images are loaded where the first is refused, on a real engine."""
-    from launcher.base.screen import Progress
-    from launcher.images.carry import load
-    from launcher.images.carry.images import having
-
-    done(on(engine, "image", "save", image, "--thin", "--base", BASE, "-o", str(tmp_path)))
-    carry_base(engine, elsewhere)
-    progress = Progress(io.StringIO())
-    content = load._content(tmp_path, load.check_saved(tmp_path, progress))
-    assert content.listing.base is not None
-    base = having(elsewhere, content.listing.base)
-    assert base is not None
-    whole = b"".join(load._whole_archive(elsewhere, content, base, progress))
-    with tarfile.open(fileobj=io.BytesIO(whole)) as tar:
-        names = tar.getnames()
-    assert len([name for name in names if name.endswith("layer.tar")]) == 3
-    for name in elsewhere.images.list():
-        elsewhere.images.remove(name.id, force=True)
-    load_archive(elsewhere, iter([whole]))
-    assert _id(elsewhere, content.listing.image) == _id(engine, image)
 
 
 @pytest.mark.long
