@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import io
+import gzip
 import json
-import tarfile
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,7 +17,7 @@ from launcher.images.builder.image import BuildRequest, Builds
 from launcher.images.matrix.load import load_lock
 from launcher.images.matrix.schema import Extension, GitSource
 from launcher.images.sources import extensions, fetch, lock
-from tests.e2e.command import in_image, standin
+from tests.e2e.command import in_image, standin, tarred
 from tests.images.builder.test_extensions import HUB, git, repository
 
 if TYPE_CHECKING:
@@ -78,12 +77,8 @@ def kernels(tmp_path: Path) -> tuple[str, Extension]:
 def interpreter(folder: Path) -> Path:
     """An archive as those of the matrix: a Python in a folder named python."""
     path = folder / "cpython.tar.gz"
-    with tarfile.open(path, "w:gz") as tar:
-        member = tarfile.TarInfo("python/bin/python3")
-        member.size, member.mode = len(WRAPPER), 0o755
-        tar.addfile(member, io.BytesIO(WRAPPER.encode()))
-        library = tarfile.TarInfo("python/lib/brought.py")
-        tar.addfile(library)
+    files = {"python/bin/python3": WRAPPER.encode(), "python/lib/brought.py": b""}
+    path.write_bytes(gzip.compress(tarred(files, 0o755)))
     return path
 
 

@@ -174,6 +174,7 @@ def test_each_run_has_its_state_its_code_and_its_last_step(kept: Path) -> None:
         (runs.Filter(), "abcd"),
         (runs.Filter(states=("failed", "unknown")), "cd"),
         (runs.Filter(name="demo"), "ac"),
+        (runs.Filter(name="d?m*"), "ac"),  # a pattern listed none
         (runs.Filter(since=NOW - timedelta(days=15)), "ab"),
         (runs.Filter(before=NOW - timedelta(days=15)), "cd"),
         (runs.Filter(name="demo", before=NOW - timedelta(days=15)), "c"),
