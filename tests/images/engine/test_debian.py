@@ -221,11 +221,11 @@ def test_a_killed_mmdebstrap_leaves_no_mounts(
     (tmp_path / "mmdebstrap").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}", prepend=os.pathsep)
     monkeypatch.setenv("TMPDIR", str(tmp_path))
-    recipe = base.BaseRecipe("bookworm", "amd64", 1, (), (), ())
+    recipe = debian.BaseRecipe("bookworm", "amd64", 1, (), (), ())
     for asks_apt in ("_sources", "_proxies"):
-        monkeypatch.setattr(base, asks_apt, lambda *_: {})
+        monkeypatch.setattr(debian, asks_apt, lambda *_: {})
     with pytest.raises(EngineError, match=r"code -9:\n  \| mounted\n"):
-        base._bootstrap(tmp_path / "layer.tar", recipe, tmp_path, pytest.fail)
+        debian._bootstrap(tmp_path / "layer.tar", recipe, tmp_path, pytest.fail)
     left = os.path.ismount(tmp_path / "root")
     if left:
         subprocess.run(["umount", str(tmp_path / "root")], check=True)
