@@ -163,8 +163,8 @@ def cpu_images(engine: DockerClient, site: Settings, bases: BaseNames) -> CpuIma
 
 SCOPES = {
     "trained": "data example trained payload watchdog",
-    "runs": "compose compose_create debian13 faults gpus shell source_mount",
-    "inside": "train_in_image local weights_in_image docs_in_image doctor",
+    "runs": "compose compose_create debian13 faults shell source_mount",
+    "inside": "train_in_image weights_in_image doctor",
     "slurm": "slurm",
     "hours": "nvcc arm64",
 }

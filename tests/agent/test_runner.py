@@ -33,8 +33,9 @@ from launcher.agent.words import ASK, NEEDS, REFUSES, STOPPED
 from launcher.runs.explain.failures import explain
 from launcher.runs.plan.job import EndCause
 
-from .conftest import SetGpus, going_on, python, runner_command
+from .conftest import SetGpus, going_on, nodes, python, runner_command
 from .test_folders import distributed
+from .test_lineage import saved
 
 
 def job(*argv: str, environ: dict[str, str] | None = None) -> RankJob:
@@ -303,10 +304,12 @@ def test_ranks_that_ignore_a_signal_are_killed(
 
 
 SAVER = """
-import shutil, sys, time
+import os, shutil, sys, time
 from pathlib import Path
 from launcher.agent.checkpoints import folders
 
+if os.environ["NODE_RANK"] == "1":
+    sys.exit()
 root, source = Path(sys.argv[1]), Path(sys.argv[2])
 for iteration in range(1, 6):
     shutil.copytree(source, folders.partial(root, iteration))
@@ -320,18 +323,13 @@ for iteration in range(1, 6):
 def test_old_checkpoints_go_while_the_run_goes_on(gpus: SetGpus, tmp_path: Path) -> None:
     """Several nodes share them, and the first one removes."""
     gpus(1)
-    root, script, other = tmp_path / "checkpoints", tmp_path / "saver.py", tmp_path / "other.py"
+    root, script = tmp_path / "checkpoints", tmp_path / "saver.py"
     distributed(tmp_path / "source")
     root.mkdir()
     script.write_text(SAVER)
-    other.touch()
-    options = ["--nodes", "2", "--master-addr", "127.0.0.1", "--master-port", str(free_port())]
-    options += ["--keep", "2", "--checkpoints", str(root), "--node-rank"]
+    keep = ["--keep", "2", "--checkpoints", str(root)]
     program = [str(script), str(root), str(tmp_path / "source")]
-    with (
-        going_on(runner_command(1, *program, options=[*options, "0"], cpu=False)) as first,
-        going_on(runner_command(1, str(other), options=[*options, "1"], cpu=False)) as second,
-    ):
+    with nodes(program, 1, 1, options=keep) as (first, second):
         pass
     assert (first.code, second.code) == (0, 0), first.output + second.output
     assert [each.iteration for each in [*folders.newest_first(root)][::-1]] == [4, 5]
@@ -394,6 +392,30 @@ def test_gpus_are_checked_while_ranks_start(
     told = done.stderr.splitlines()
     assert len(told) == len(lines), told
     assert all(map(str.startswith, told, [f"runner: {line}" for line in lines])), told
+
+
+@pytest.mark.parametrize(
+    ("there", "nodes", "then", "code"), [(0, 1, "99", 121), (1, 2, "99", 121), (1, 1, "2", 2)]
+)
+def test_a_run_that_is_refused_changes_no_checkpoint(
+    gpus: SetGpus, tmp_path: Path, there: int, nodes: int, then: str, code: int
+) -> None:
+    """With `keep`, a resume on GPUs that don't fit, here or on another node, removed old ones."""
+    gpus(there)
+    root, program = tmp_path / "checkpoints", tmp_path / "program.py"
+    root.mkdir()
+    saved(root, "aaaaaaaa", 1, 2, 3)
+    before = {path: path.stat().st_mtime_ns for path in root.rglob("*")}
+    program.write_text(f"import time\ntime.sleep({then} - 2)\nraise SystemExit({then})\n")
+    options = ["--keep", "1", "--checkpoints", str(root), "--nodes", str(nodes)]
+    options += ["--master-addr", "127.0.0.1", "--master-port", str(free_port()), "--node-rank"]
+    with contextlib.ExitStack() as several:
+        for node in reversed(range(nodes)):  # the second has a GPU too few
+            more = [*options, str(node)]
+            command = runner_command(node + 1, str(program), options=more, cpu=False)
+            first = several.enter_context(going_on(command))
+    assert first.code == code, first.output
+    assert {path: path.stat().st_mtime_ns for path in root.rglob("*")} == before
 
 
 def test_a_check_of_gpus_that_a_stop_ends_refuses_no_run(gpus: SetGpus, tmp_path: Path) -> None:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import re
 import resource
 import signal
+import socket
 import time
-from collections.abc import Iterator
+import traceback
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -37,8 +41,58 @@ def bounded() -> Iterator[None]:
     assert _most_memory() - before < MEMORY
 
 
+def memory_of(work: Callable[[], object], within: int = 300) -> int:
+    """The bytes that a child takes for it; it may hang, fill the memory or crash. Forked."""
+    child = os.fork()
+    if child == 0:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(within)
+        code = 1
+        try:
+            Path("/proc/self/clear_refs").write_text("5")  # the peak is counted from here on
+            before = _peak()
+            work()
+            Path("taken").write_text(str(_peak() - before))
+            code = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(code)
+    _, status = os.waitpid(child, 0)
+    assert status == 0, f"it ended with {status}"
+    return int(Path("taken").read_text())
+
+
+def _peak() -> int:
+    (line,) = re.findall(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    return int(line) << 10
+
+
 def _most_memory() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def put(path: Path, kind: str, elsewhere: Path = Path()) -> None:
+    """Make something there that is no file; `elsewhere`: what a link leads to."""
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "endless":
+        path.symlink_to("/dev/zero")
+    elif kind == "elsewhere":
+        path.symlink_to(elsewhere)
+    elif kind == "folder":
+        path.mkdir()
+    elif kind == "sparse":
+        with path.open("wb") as file:
+            file.truncate(1 << 40)
+    else:
+        here = os.getcwd()
+        os.chdir(path.parent)  # a socket's path has 107 bytes at most
+        try:
+            with socket.socket(socket.AF_UNIX) as one:
+                one.bind(path.name)
+        finally:
+            os.chdir(here)
 
 
 @pytest.fixture(autouse=True)

@@ -92,12 +92,15 @@ def doubled(content: bytes, chance: random.Random) -> bytes:
     return content[:last] + content[first:]
 
 
+SPOILS = (flipped, flipped, cut, inserted, doubled)
+
+
 def damage(number: int, folder: Path) -> tuple[Path, ReadingOptions, bool]:
     """A corpus, how it is read, and whether nothing but its own documents may be in it."""
     chance = random.Random(13_000 + number)  # noqa: S311
     name = [*WHOLE][number % 4]
     packing = "" if name == "in.parquet" else chance.choice([*PACKED])
-    spoil = chance.choice((flipped, flipped, cut, inserted, doubled))
+    spoil = chance.choice(SPOILS)
     within = bool(packing) and chance.random() < 0.3
     content = WHOLE[name]
     packed = PACKED[packing]

@@ -24,7 +24,6 @@ from .test_saved import DEEP, changed
 
 fake = fake_registry.fake
 INDEX, MANIFEST = registry.INDEXES[0], registry.MANIFESTS[0]
-BARELY = b'{"mediaType": "%s", "manifests": [' % INDEX.encode() + b"[" * 970 + b"]" * 970 + b"]}"
 NONE = [b"", b"null", b"[]", b"\xff", DEEP, b'"\\ud800"', b"[" + b"{}," * 500_000 + b"{}]"]
 
 

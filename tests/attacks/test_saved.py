@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import copy
 import json
-import os
 import random
-import socket
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +22,7 @@ from launcher.images.oci import layout
 from tests.images.carry.conftest import BASE_LAYERS, Engine, filled
 from tests.images.carry.test_save import QUIET, contents, saved
 
-from .conftest import bounded
+from .conftest import bounded, put
 
 DEEP = b"[" * 100_000
 ODD = [
@@ -209,30 +207,8 @@ def test_what_lies_there_is_no_file(stick: Stick, tmp_path: Path, of: str, kind:
     path = next(iter(sorted(found.iterdir()))) if found.is_dir() else found
     path = next(iter(sorted(path.iterdir()))) if path.is_dir() else path
     path.rename(elsewhere)
-    _put(path, kind, elsewhere)
+    put(path, kind, elsewhere)
     attack(folder)
-
-
-def _put(path: Path, kind: str, elsewhere: Path) -> None:
-    if kind == "pipe":
-        os.mkfifo(path)
-    elif kind == "endless":
-        path.symlink_to("/dev/zero")
-    elif kind == "elsewhere":
-        path.symlink_to(elsewhere)
-    elif kind == "folder":
-        path.mkdir()
-    elif kind == "sparse":
-        with path.open("wb") as file:
-            file.truncate(1 << 40)
-    else:
-        here = os.getcwd()
-        os.chdir(path.parent)  # a socket's path has 107 bytes at most
-        try:
-            with socket.socket(socket.AF_UNIX) as one:
-                one.bind(path.name)
-        finally:
-            os.chdir(here)
 
 
 @pytest.mark.parametrize("of", ["blobs", "blobs/sha256", "documents"])
@@ -273,6 +249,6 @@ def test_what_is_small_is_not_large(stick: Stick, tmp_path: Path, of: str) -> No
 @pytest.mark.parametrize("kind", ["pipe", "endless", "folder", "sparse", "socket"])
 def test_a_bundle_whose_list_is_no_file_is_refused(tmp_path: Path, kind: str) -> None:
     """`fetch --from` waited for a pipe."""
-    _put(tmp_path / bundle.INDEX, kind, tmp_path)
+    put(tmp_path / bundle.INDEX, kind, tmp_path)
     with bounded(), pytest.raises(LauncherError, match=r"damaged.*\n  bundle\.json"):
         bundle.check_bundle(tmp_path, QUIET)

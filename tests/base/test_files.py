@@ -155,13 +155,6 @@ def test_what_is_written_takes_the_place_of_a_link(root: Path) -> None:
     assert sorted(os.listdir(root)) == ["letter", "state"]
 
 
-def test_a_write_that_fails_leaves_the_old(root: Path) -> None:
-    with pytest.raises(TypeError), files.PendingFile(root / "letter") as new:
-        new.file.writelines([b"half", None])  # type: ignore[list-item]
-    assert (root / "letter").read_text() == "mine"
-    assert os.listdir(root) == ["letter"]
-
-
 def test_what_a_killed_process_left_aside_goes_and_what_is_written_stays(root: Path) -> None:
     left = files.aside_path(root / "letter", "0" * 16)
     left.write_text("half")

@@ -168,6 +168,7 @@ def test_a_change_of_the_file_is_seen(file: Path) -> None:
             for value in ("0", "-1", ".inf", ".nan", "true", "10s")
         ),
         ("cache: [\n", r"settings\.yaml:\d: not YAML"),
+        ("cache: ~nosuchuser\n", "~nosuchuser is no user"),
     ],
 )
 def test_what_is_wrong_in_the_file_is_told_with_its_line(file: Path, text: str, said: str) -> None:
@@ -183,30 +184,23 @@ def test_a_password_in_the_file_is_not_told(file: Path) -> None:
     assert "hunter2" not in str(caught.value)
 
 
-@pytest.mark.parametrize("value", ["nvcr.io", "nvcr.io=", "=a.b", "nvcr.io=cache/x", "a b=c.d"])
-def test_a_wrong_variable_is_told(file: Path, monkeypatch: pytest.MonkeyPatch, value: str) -> None:
-    monkeypatch.setenv("LAUNCHER_IMAGE_MIRRORS", value)
-    with pytest.raises(UsageError, match="LAUNCHER_IMAGE_MIRRORS: "):
-        settings()
+MIRRORED = ("nvcr.io", "nvcr.io=", "=a.b", "nvcr.io=cache/x", "a b=c.d")
+SECONDS = ("0", "-1", "10s", "nan", "inf", "1e9", " ")
 
 
-def test_a_user_whom_this_system_lacks_is_told(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`~nosuchuser` was a RuntimeError."""
-    monkeypatch.setenv("LAUNCHER_RUNS", "~nosuchuser/runs")
-    with pytest.raises(UsageError, match="~nosuchuser/runs: ~nosuchuser is no user"):
-        settings()
-    monkeypatch.delenv("LAUNCHER_RUNS")
-    file.write_text("cache: ~nosuchuser\n")
-    with pytest.raises(UsageError, match="~nosuchuser is no user"):
-        settings()
-
-
-@pytest.mark.parametrize("value", ["0", "-1", "10s", "nan", "inf", "1e9", " "])
-def test_a_deadline_is_a_number_of_seconds(
-    file: Path, monkeypatch: pytest.MonkeyPatch, value: str
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        *(("IMAGE_MIRRORS", value, "LAUNCHER_IMAGE_MIRRORS: ") for value in MIRRORED),
+        *(("ANSWER_WITHIN", n, "LAUNCHER_ANSWER_WITHIN: .* seconds above 0") for n in SECONDS),
+        ("RUNS", "~nosuchuser/runs", "~nosuchuser/runs: ~nosuchuser is no user"),  # RuntimeError
+    ],
+)
+def test_a_wrong_variable_is_told(
+    file: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: str, said: str
 ) -> None:
-    monkeypatch.setenv("LAUNCHER_ANSWER_WITHIN", value)
-    with pytest.raises(UsageError, match=r"LAUNCHER_ANSWER_WITHIN: .* seconds above 0"):
+    monkeypatch.setenv(f"LAUNCHER_{name}", value)
+    with pytest.raises(UsageError, match=said):
         settings()
 
 

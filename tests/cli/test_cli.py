@@ -8,6 +8,7 @@ import io
 import json
 import shlex
 import subprocess
+import sys
 from argparse import Namespace
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
@@ -23,6 +24,44 @@ from launcher.runs.follow import find
 from launcher.runs.plan.job import ConnectionLost
 from launcher.runs.runfile.source import PRESETS
 
+ROOT = Path(__file__).parents[2]
+
+
+WITHOUT_TOOLS = """
+import sys
+from launcher import cli
+
+class Deleted:
+    refused = ("launcher.tools.",)
+    def find_spec(self, name, path=None, target=None):
+        if f"{name}.".startswith(self.refused):
+            raise ModuleNotFoundError(name=name)
+
+sys.meta_path.insert(0, deleted := Deleted())
+cli.parser()  # of all commands
+deleted.refused = tuple(f"launcher.tools.{tool}." for tool in sys.argv[1:])
+words = ["runs prune --keep 1", "matrix list", "init"]
+assert [cli.main(line.split()) for line in words] == [0] * len(words)
+"""
+
+
+def test_tools_may_be_deleted() -> None:
+    """`runs prune` needed bisect. Their import is refused here, as that of what isn't there."""
+    page = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
+    listed = page.partition("You may delete")[2].partition("the tools")[2].partition("backends")[0]
+    tools = [name for name in listed.split("`") if name.isidentifier()]
+    assert {"bisect", "board"} < {*tools}
+    command = [sys.executable, "-c", WITHOUT_TOOLS, *tools]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+NO_ROOM = (
+    "ps: the system gives this process no more memory or threads\n"
+    "  Raise what `ulimit -v` and `ulimit -u` show, or free memory."
+)
+"""Under a small `ulimit -v`, `ps` ended with 70, as if the launcher were wrong."""
+
 
 @pytest.mark.parametrize(
     ("error", "code", "said"),
@@ -32,9 +71,12 @@ from launcher.runs.runfile.source import PRESETS
         (APIError("conflict"), 125, "the engine: conflict"),
         (ConnectionLost("gone"), 125, "the engine was lost: gone"),
         (KeyboardInterrupt(), 130, ""),
+        (MemoryError(), 2, NO_ROOM),
+        (RuntimeError("can't start new thread"), 2, NO_ROOM),
+        (OSError(errno.ENOMEM, "Cannot"), 2, NO_ROOM),
     ],
 )
-def test_it_is_one_line_and_a_documented_code(
+def test_it_is_one_message_and_a_documented_code(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     error: BaseException,
@@ -42,7 +84,7 @@ def test_it_is_one_line_and_a_documented_code(
     said: str,
 ) -> None:
     fail(monkeypatch, error)
-    assert cli.main([]) == code
+    assert cli.main(["ps"]) == code
     assert f"\n  {code} " in cli.EXIT_CODES
     printed = capsys.readouterr().err
     assert printed == (f"launcher: {said}\n" if said else "")
@@ -71,10 +113,13 @@ def test_an_image_that_would_be_an_option_or_lead_elsewhere_is_refused(
     assert f"error: argument {wrong}: " in capsys.readouterr().err
 
 
-def test_a_shell_s_wrong_gpus_are_told(capsys: pytest.CaptureFixture[str]) -> None:
-    """They were a traceback."""
-    assert cli.main(["shell", "--gpus", "x", "cpu"]) == 2
-    assert "launcher: shell: gpus: 'x' isn't a request for GPUs" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("words", "of"), [("shell --gpus x cpu", "shell: "), ("doctor --backend local --gpus x", "")]
+)
+def test_wrong_gpus_are_told(capsys: pytest.CaptureFixture[str], words: str, of: str) -> None:
+    """A shell's were a traceback."""
+    assert cli.main(words.split()) == 2
+    assert f"launcher: {of}gpus: 'x' isn't a request for GPUs" in capsys.readouterr().err
 
 
 def fail(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
@@ -118,33 +163,13 @@ def test_an_unforeseen_error_is_told_where_nothing_can_be_kept(
 
 
 @pytest.mark.parametrize(
-    "error",
-    [MemoryError(), RuntimeError("can't start new thread"), OSError(errno.ENOMEM, "Cannot")],
+    ("error", "traceback"), [(SystemExit(3), ""), (GeneratorExit(), ""), (KeyError("x"), "1")]
 )
-def test_a_limit_of_the_shell_is_told_as_one(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: Exception
-) -> None:
-    """Under a small `ulimit -v`, `ps` ended with 70, as if the launcher were wrong."""
-    fail(monkeypatch, error)
-    assert cli.main(["ps"]) == 2
-    assert capsys.readouterr().err == (
-        "launcher: ps: the system gives this process no more memory or threads\n"
-        "  Raise what `ulimit -v` and `ulimit -u` show, or free memory.\n"
-    )
-
-
-def test_a_developer_sees_the_traceback_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LAUNCHER_TRACEBACK", "1")
-    fail(monkeypatch, KeyError("x"))
-    with pytest.raises(KeyError):
-        cli.main(["ps"])
-
-
-@pytest.mark.parametrize("error", [SystemExit(3), GeneratorExit()])
-def test_what_is_meant_to_end_the_program_does(
-    monkeypatch: pytest.MonkeyPatch, error: BaseException
+def test_what_ends_the_program_does_and_a_developer_sees_the_traceback_at_once(
+    monkeypatch: pytest.MonkeyPatch, error: BaseException, traceback: str
 ) -> None:
     """Only errors are caught, not what Python ends a program by."""
+    monkeypatch.setenv("LAUNCHER_TRACEBACK", traceback)
     fail(monkeypatch, error)
     with pytest.raises(type(error)):
         cli.main(["ps"])
@@ -291,21 +316,13 @@ def completed(script: Path, folder: Path, *words: str) -> list[str]:
         (["plot", "fed654", "c"], ["cba321"]),
         (["runs", "show", "c"], ["cba321"]),
         (["run", "gpt2.yaml", "--nonsense"], []),
+        ([""], sorted(cli.COMMANDS)),
+        (["run", ""], sorted([*(path.name for path in PRESETS.glob("*.yaml")), "mine.yaml"])),
     ],
 )
 def test_bash_offers(bash: Path, tmp_path: Path, words: list[str], offered: list[str]) -> None:
     (tmp_path / "mine.yaml").touch()
     assert completed(bash, tmp_path, *words) == offered
-
-
-def test_bash_offers_every_command(bash: Path, tmp_path: Path) -> None:
-    assert completed(bash, tmp_path, "") == sorted(cli.COMMANDS)
-
-
-def test_bash_offers_presets_and_files(bash: Path, tmp_path: Path) -> None:
-    (tmp_path / "mine.yaml").touch()
-    presets = [path.name for path in PRESETS.glob("*.yaml")]
-    assert completed(bash, tmp_path, "run", "") == sorted([*presets, "mine.yaml"])
 
 
 def test_the_runs_to_resume_are_printed_by_id(
@@ -375,24 +392,6 @@ def test_a_wrong_path_of_data_is_named_with_what_is_beside_it(tmp_path: Path) ->
     assert f"--set 'data.text=[{tmp_path}/corpus.jsonl]'" in err
 
 
-def test_the_long_name_of_a_key_that_has_initials_is_understood(tmp_path: Path) -> None:
-    err = run(tmp_path, "gpt2-tiny", "--dry-run", "--set", "training.learning_rate=1")[2]
-    assert "training.learning_rate: unknown key. Did you mean 'lr'?" in err
-
-
-def test_processes_are_given_to_run_as_to_resume(tmp_path: Path) -> None:
-    code, out, err = run(tmp_path, "gpt2-tiny", "--processes", "4", "--dry-run")
-    assert code == 0
-    assert "launcher: " not in err
-    assert "processes: 4\n" in out
-
-
-def test_a_dry_run_refuses_tie_as_the_run_would(tmp_path: Path) -> None:
-    """It showed a compose file that the run itself refused to make."""
-    code, _, err = run(tmp_path, "gpt2-tiny", "--backend", "compose", "--tie", "--dry-run")
-    assert (code, "--tie needs the container's standard input" in err) == (2, True)
-
-
 def test_a_run_does(tmp_path: Path) -> None:
     code, out, err = run(tmp_path, "gpt2-tiny")
     assert (code, out) == (125, "")
@@ -412,6 +411,9 @@ def test_a_run_does(tmp_path: Path) -> None:
         (["gpt2", "--set", "image.megatron=0.9.1"], "Did you mean '0.9.0'"),
         (["gpt2", "--", "--tensor-model-parallel-size", "2"], "--set parallel.tensor_model"),
         (["gpt2", "--", "--fp61"], "-- --fp61: the program gpt takes no --fp61"),
+        (["gpt2-tiny", "--set", "training.learning_rate=1"], "unknown key. Did you mean 'lr'?"),
+        # The dry run showed a compose file that the run itself refused to make.
+        (["gpt2-tiny", "--backend", "compose", "--tie"], "--tie needs the container's standard"),
     ],
 )
 def test_a_mistake_is_a_message_and_exit_code_2(
@@ -423,6 +425,13 @@ def test_a_mistake_is_a_message_and_exit_code_2(
     assert err.startswith("launcher: ")
     assert said in err
     assert "Traceback" not in err
+
+
+def test_processes_are_given_to_run_as_to_resume(tmp_path: Path) -> None:
+    code, out, err = run(tmp_path, "gpt2-tiny", "--processes", "4", "--dry-run")
+    assert code == 0
+    assert "launcher: " not in err
+    assert "processes: 4\n" in out
 
 
 def test_the_rest_reaches_the_program(tmp_path: Path) -> None:

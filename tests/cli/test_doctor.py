@@ -55,11 +55,6 @@ def test_what_is_there_is_held_against_what_is_asked_for(
     assert said in capsys.readouterr().out
 
 
-def test_a_wrong_request_for_gpus_is_told() -> None:
-    with pytest.raises(UsageError, match="isn't a request for GPUs"):
-        run("--backend", "local", "--gpus", "some")
-
-
 @pytest.mark.parametrize(
     ("facts", "code", "said"),
     [

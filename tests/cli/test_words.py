@@ -22,7 +22,6 @@ from launcher.cli import completion, tune
 from launcher.images.carry import prune
 from launcher.runs.follow import again, find, lines
 from launcher.runs.records import record
-from launcher.runs.records.runs import Filter, RunSummary
 from launcher.runs.runfile import source
 from launcher.runs.runfile.source import RunRequest
 from launcher.tools.tuning.search import Measurement
@@ -229,17 +228,6 @@ def test_a_pattern_names_all_runs_whose_names_fit() -> None:
     assert record.expanded(["gpt2-*", "llama", "c1"], known) == ["a1", "c1", "llama"]
     assert record.expanded(["x*"], known) == ["x*"]
     assert record.match("gpt2-?", known, "") == "a1"
-
-
-def listed(name: str) -> RunSummary:
-    when = "2026-05-01T12:00:00+00:00"
-    return RunSummary("a1", name, "finished", 0, when, when, "docker", "", None, None, "")
-
-
-def test_runs_are_filtered_by_a_pattern_of_their_names() -> None:
-    """`runs --name 'gpt2-*'` listed none."""
-    assert Filter(name="gpt2-*").takes(listed("gpt2-tiny"))
-    assert not Filter(name="gpt2-*").takes(listed("llama"))
 
 
 def test_what_goes_on_is_told_as_json(

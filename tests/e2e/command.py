@@ -51,6 +51,13 @@ def launcher(*args: str, cwd: Path = ROOT, **env: str) -> subprocess.CompletedPr
     )
 
 
+def launched(*args: str, cwd: Path = ROOT, **env: str) -> subprocess.CompletedProcess[str]:
+    """The same, which has to end with 0."""
+    done = launcher(*args, cwd=cwd, **env)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    return done
+
+
 def killed(python: list[str], after: float, **env: str) -> bool:
     """Run Python with arguments for `after` seconds; whether it was still at it, and was killed."""
     with subprocess.Popen(
@@ -125,13 +132,13 @@ def pytest_in(
     return done.returncode, done.stdout + done.stderr
 
 
-def tarred(files: dict[str, bytes]) -> bytes:
+def tarred(files: dict[str, bytes], mode: int = 0o644) -> bytes:
     """A tar of these files."""
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w") as tar:
         for name, content in files.items():
             entry = tarfile.TarInfo(name)
-            entry.size = len(content)
+            entry.size, entry.mode = len(content), mode
             tar.addfile(entry, io.BytesIO(content))
     return out.getvalue()
 
@@ -199,6 +206,21 @@ def matrix_folder(folder: Path, change: dict[str, dict[str, Any]]) -> Path:
     for name in ("matrix.lock", "Dockerfile.template", "patches"):
         (folder / name).symlink_to(ROOT / name)
     return folder / "matrix.yaml"
+
+
+PACKAGE = """FROM {}
+LABEL megatron-launchpad.standin=test
+RUN python3 -c "import sysconfig, pathlib; at = pathlib.Path(sysconfig.get_path('purelib')); \
+info = at / '{}-{}.dist-info'; info.mkdir(parents=True); \
+(info / 'METADATA').write_text('Name: {}\\\\nVersion: {}\\\\n')"
+"""
+
+
+def base_with(engine: DockerClient, on: str, name: str, version: str) -> str:
+    """A stand-in base with the metadata of a package of this name and version."""
+    text = PACKAGE.format(on, name.replace("-", "_"), version, name, version)
+    built(engine, text, f"launchpad-test:{name}-{version}")
+    return f"launchpad-test:{name}-{version}"
 
 
 def standin(engine: DockerClient, python_image: str, name: str) -> str:

@@ -6,8 +6,7 @@ import json
 import socket
 import struct
 import subprocess
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,11 +17,12 @@ from urllib.request import urlopen
 import pytest
 import requests
 
+from launcher.agent.ranks.job import free_port
 from launcher.images.engine.private import packages
 from launcher.images.oci.layout import sha256
 from launcher.images.oci.registry import INDEXES, MANIFESTS
+from tests.e2e.site import until
 
-ANSWER_WITHIN = 30.0
 SETTINGS = """\
 version: 0.1
 log: {{accesslog: {{disabled: true}}, level: warn}}
@@ -101,7 +101,7 @@ def serving(cache: Path, folder: Path, engine_host: str = "") -> Iterator[Regist
     same port and the same folder, answers for it.
     """
     program = packages.unpack(cache / "registry", ["docker-registry"]) / "usr/bin/docker-registry"
-    registry = Registry(f"127.0.0.1:{_free_port()}", folder / "data")
+    registry = Registry(f"127.0.0.1:{free_port()}", folder / "data")
     settings = folder / "registry.yml"
     settings.write_text(SETTINGS.format(data=registry.data, address=registry.address))
     serve = [str(program), "serve", str(settings)]
@@ -112,16 +112,9 @@ def serving(cache: Path, folder: Path, engine_host: str = "") -> Iterator[Regist
             there = ["nsenter", f"--net={network}", *serve]
             stack.enter_context(_running(there, folder / "there.log"))
             enter = ["nsenter", f"--net={network}"]
-            _wait(lambda: _listens_within(enter, registry.address), folder / "there.log")
-        _wait(lambda: _answers(registry.address), folder / "here.log")
+            until(lambda: _listens_within(enter, registry.address), folder / "there.log")
+        until(lambda: _answers(registry.address), folder / "here.log")
         yield registry
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def listener(engine_host: str) -> int:
@@ -153,13 +146,6 @@ def _running(argv: list[str], log: Path) -> Iterator[None]:
     finally:
         process.kill()
         process.wait()
-
-
-def _wait(ready: Callable[[], bool], log: Path) -> None:
-    deadline = time.monotonic() + ANSWER_WITHIN
-    while not ready():
-        assert time.monotonic() < deadline, f"the registry doesn't answer:\n{log.read_text()}"
-        time.sleep(0.05)
 
 
 def _answers(address: str) -> bool:

@@ -184,6 +184,11 @@ class Site:
         self.started.append(Started(process))
         return self.started[-1]
 
+    def launch(self, config: dict[str, Any], program: str, *arguments: str) -> Started:
+        """The launcher of a run of that program, started."""
+        self.write(config, program)
+        return self.start("run", "run.yaml", *arguments)
+
     def done(self, *arguments: str) -> Started:
         """The launcher, ended."""
         started = self.start(*arguments)

@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from math import ceil, log2
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from zipfile import ZipFile
 
 import pytest
 import yaml
@@ -16,8 +15,9 @@ import yaml
 from launcher.base.settings import ROOT
 from launcher.tools.bisect import built
 from tests.e2e.command import built as own_base
-from tests.e2e.command import launcher, matrix_folder, megatron_of
+from tests.e2e.command import launched, matrix_folder, megatron_of
 from tests.e2e.site import Site, standin
+from tests.images.builder.conftest import wheel
 
 if TYPE_CHECKING:
     from docker import DockerClient
@@ -46,8 +46,7 @@ TransformerConfig.__post_init__ = _planted
 def bisected(good: str, bad: str, *options: str, cwd: Path, **env: str) -> dict[str, Any]:
     """What the command found, as JSON."""
     own = {"LAUNCHER_RUNS": str(cwd / "runs"), "PYTHONPATH": str(ROOT)}
-    done = launcher("bisect", good, bad, "--json", *options, cwd=cwd, **(own | env))
-    assert done.returncode == 0, done.stderr
+    done = launched("bisect", good, bad, "--json", *options, cwd=cwd, **(own | env))
     found: dict[str, Any] = json.loads(done.stdout)
     return found
 
@@ -144,18 +143,6 @@ PACKAGES = [f"lptest{name}" for name in ("alder", "birch", "cedar", "elm", "haze
 BROKEN_ONE = "lptestelm"
 
 
-def wheel(folder: Path, name: str, version: str, text: str) -> None:
-    """A package of one module."""
-    info = f"{name}-{version}.dist-info"
-    metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
-    tags = "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
-    parts = {f"{name}.py": text, f"{info}/METADATA": metadata, f"{info}/WHEEL": tags}
-    record = "".join(f"{part},,\n" for part in [*parts, f"{info}/RECORD"])
-    with ZipFile(folder / f"{name}-{version}-py3-none-any.whl", "w") as archive:
-        for part, content in {**parts, f"{info}/RECORD": record}.items():
-            archive.writestr(part, content)
-
-
 def test_a_package_of_an_extras_set_is_found(
     engine: DockerClient, here: Site, bases: BaseNames, tmp_path: Path
 ) -> None:
@@ -163,9 +150,9 @@ def test_a_package_of_an_extras_set_is_found(
     wheels = tmp_path / "wheels"
     wheels.mkdir()
     for name in PACKAGES:
-        wheel(wheels, name, "1.0", "")
+        wheel(wheels, name, "1.0")
         broken = name == BROKEN_ONE
-        wheel(wheels, name, "2.0", "raise RuntimeError('planted')" if broken else "")
+        wheel(wheels, name, "2.0", text="raise RuntimeError('planted')" if broken else "")
     matrix = matrix_of(tmp_path, bases, {"24.10": bases.base})
 
     (here.folder / "program.py").write_text(f"import {', '.join(PACKAGES)}\n")

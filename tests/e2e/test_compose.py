@@ -115,8 +115,8 @@ def test_nodes_without_a_network_meet_in_one_that_leads_nowhere(
     here: Site, python_image: str
 ) -> None:
     """`network: none`, as gpt2-tiny.yaml has it, was refused for several nodes."""
-    here.write(standin(python_image) | {"nodes": 2}, MEETING + COUNTING)
-    started = here.start("run", "run.yaml", "--backend", "compose")
+    config = standin(python_image) | {"nodes": 2}
+    started = here.launch(config, MEETING + COUNTING, "--backend", "compose")
     started.said("node-1 | line")
     (name,) = networks(here)
     assert here.client.networks.get(name).attrs["Internal"] is True
@@ -144,8 +144,8 @@ def test_the_others_start_though_the_launcher_was_killed_before(counting: Site) 
 
 
 def test_a_stop_is_heard_before_the_nodes_have_met(here: Site, python_image: str) -> None:
-    here.write(two(python_image), "import time\nprint('here', flush=True)\ntime.sleep(600)\n")
-    started = here.start("run", "run.yaml", "--backend", "compose")
+    program = "import time\nprint('here', flush=True)\ntime.sleep(600)\n"
+    started = here.launch(two(python_image), program, "--backend", "compose")
     started.said("node-0 | here")
     started.process.send_signal(signal.SIGTERM)
     assert started.ends() == 143
@@ -153,8 +153,7 @@ def test_a_stop_is_heard_before_the_nodes_have_met(here: Site, python_image: str
 
 
 def test_the_first_node_to_fail_is_named_and_ends_the_others(here: Site, python_image: str) -> None:
-    here.write(two(python_image), MEETING + FAILING)
-    started = here.start("run", "run.yaml", "--backend", "compose")
+    started = here.launch(two(python_image), MEETING + FAILING, "--backend", "compose")
     started.said("node-0 | waiting")
     run = here.run()
     assert started.ends() == 3
@@ -162,8 +161,7 @@ def test_the_first_node_to_fail_is_named_and_ends_the_others(here: Site, python_
 
 
 def test_a_node_that_never_waits_for_others_is_told(here: Site, python_image: str) -> None:
-    here.write(two(python_image), "print('alone')\n")
-    started = here.start("run", "run.yaml", "--backend", "compose")
+    started = here.launch(two(python_image), "print('alone')\n", "--backend", "compose")
     assert started.ends() == 125
     (told,) = started.told()
     assert "node-1 didn't start: node-0 ended before its port was open" in told
@@ -183,14 +181,13 @@ def test_devices_and_capabilities_are_in_the_container(
     config, tun = standin(python_image), os.path.exists("/dev/net/tun")
     devices = ["/dev/zero:/dev/mine", *(["/dev/net"] if tun else [])]
     config["resources"] = {"devices": devices, "cap_add": ["IPC_LOCK"]}
-    here.write(config, program)
-    started = here.done("run", "run.yaml", "--backend", backend)
-    assert started.out == f"True {tun}\n1\n", started
+    started = here.launch(config, program, "--backend", backend)
+    assert (started.ends(), started.out) == (0, f"True {tun}\n1\n"), started
 
 
 def test_what_the_engine_refuses_leaves_nothing(here: Site, python_image: str) -> None:
-    here.write(two(python_image, gpus=1), MEETING)
-    started = here.start("run", "run.yaml", "--backend", "compose", "--no-preflight")
+    more = ("--backend", "compose", "--no-preflight")
+    started = here.launch(two(python_image, gpus=1), MEETING, *more)
     assert started.ends() == 125, started
     assert "can't give GPUs" in started.err
     assert here.containers() == []

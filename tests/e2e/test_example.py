@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.e2e.command import contained, launcher
+from tests.e2e.command import contained, launched, launcher
 
 if TYPE_CHECKING:
     from docker import DockerClient
@@ -177,8 +177,7 @@ def test_by_the_launcher(cpu_images: CpuImages, tmp_path: Path) -> None:
     done = launcher("run", str(file), "--", "--lr=1e-2", "--use-wandb")
     assert done.returncode == 2
     assert done.stderr.count("--use-wandb needs the Python package wandb") == 1
-    done = launcher("run", str(file), "--", "--lr=1e-2", "--world-size=2")
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    launched("run", str(file), "--", "--lr=1e-2", "--world-size=2")
     summary = json.loads((tmp_path / "work/performance_summary.json").read_text())
     assert summary["steps"] == 10
     assert summary["layout"]["tensor"] == 2

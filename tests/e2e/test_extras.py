@@ -25,10 +25,18 @@ from launcher.images.engine.connect import engine_host
 from launcher.images.matrix.load import load_lock, load_matrix
 from launcher.images.sources.fetch import wheels
 from tests.conftest import NAMES
-from tests.e2e.command import built, in_image, launcher, layers, matrix_folder, refused, tarred
+from tests.e2e.command import (
+    built,
+    in_image,
+    launched,
+    launcher,
+    layers,
+    matrix_folder,
+    refused,
+)
 from tests.e2e.site import Site
-from tests.e2e.test_bundle import NOWHERE
 from tests.e2e.test_source_path import CHECKOUT
+from tests.e2e.test_transfer import NOWHERE
 
 if TYPE_CHECKING:
     from docker import DockerClient
@@ -54,15 +62,9 @@ def base(
     command = [sys.executable, "-m", "pip", "download", "--quiet", *options, *wanted]
     subprocess.run(command, check=True)
     files = {f"wheels/{path.name}": path.read_bytes() for path in folder.iterdir()}
-    files["etc/pip/constraint.txt"] = LIMIT
-    container = engine.containers.create(python_image, ["sh", "-c", INSTALL], network_mode="none")
-    try:
-        container.put_archive("/", tarred(files))
-        container.start()
-        assert container.wait()["StatusCode"] == 0, container.logs().decode()
-        name = container.commit("launchpad-test", "as-ngc").tags[0]
-    finally:
-        container.remove(force=True)
+    files["constraint.txt"], name = LIMIT, "launchpad-test:as-ngc"
+    limited = f"FROM {python_image}\nCOPY constraint.txt /etc/pip/\n"
+    built(engine, f"{limited}COPY wheels /wheels\nRUN {INSTALL}\n", name, files)
     yield name
     engine.images.remove(name, force=True)
 
@@ -112,20 +114,13 @@ def test_extras_change_nothing_of_the_base_and_give_one_image(
     assert builds.build(replace(wanted, extras=())).id != first.id
 
 
-@pytest.mark.parametrize(
-    ("extras", "told"),
-    [
-        ("numpy>=2", "this asks for numpy>=2, and the base has numpy 1.26.4"),
-        ("torch", "they need torch, triton, which the base hasn't"),
-    ],
-)
 def test_what_clashes_is_refused_before_anything_is_built(
-    builds: Builds, base: str, bases: BaseNames, extras: str, told: str
+    builds: Builds, base: str, bases: BaseNames
 ) -> None:
     instead = ("--base", base, "--builder", bases.builder)
     env = {"LAUNCHER_MATRIX": str(builds.site.matrix), "LAUNCHER_EXTRAS": str(builds.site.extras)}
-    done = launcher("image", "build", "24.10", *instead, "--extras", extras, **env)
-    refused(done, 122, told)
+    done = launcher("image", "build", "24.10", *instead, "--extras", "numpy>=2", **env)
+    refused(done, 122, "this asks for numpy>=2, and the base has numpy 1.26.4")
     assert "build [" not in done.stderr
 
 
@@ -141,11 +136,9 @@ def test_an_image_with_extras_goes_into_a_bundle_with_their_lock(
         122,
     )
     builds.build(BuildRequest("24.10", base=base, builder=bases.builder, extras=("tiktoken",)))
-    done = launcher("fetch", "24.10", *instead, "--no-images", "--bundle", there, **env)
-    assert done.returncode == 0, done.stderr
+    launched("fetch", "24.10", *instead, "--no-images", "--bundle", there, **env)
     elsewhere = {**env, "LAUNCHER_CACHE": cache, "LAUNCHER_EXTRAS": str(tmp_path / "extras")}
-    taken = launcher("fetch", "--from", there, **elsewhere)
-    assert taken.returncode == 0, taken.stderr
+    taken = launched("fetch", "--from", there, **elsewhere)
     assert "wants what" not in taken.stderr
     (lock,) = (tmp_path / "extras").rglob("*.yaml")
     assert lock.read_text() == (builds.site.extras / "24.10" / lock.name).read_text()
@@ -163,8 +156,7 @@ def test_what_was_fetched_builds_an_image_with_extras_where_nothing_can_be(
     first, cache = builds.build(wanted), tmp_path / "cache"
     env = {"LAUNCHER_MATRIX": str(builds.site.matrix), "LAUNCHER_EXTRAS": str(builds.site.extras)}
     instead = ("--base", base, "--builder", bases.builder, "--extras", "tiktoken")
-    done = launcher("fetch", "24.10", *instead, "--no-images", **env, LAUNCHER_CACHE=str(cache))
-    assert done.returncode == 0, done.stderr
+    launched("fetch", "24.10", *instead, "--no-images", **env, LAUNCHER_CACHE=str(cache))
     for name, value in NOWHERE.items():
         monkeypatch.setenv(name, value)
     again = replace(wanted, no_cache=True)
@@ -190,13 +182,11 @@ def test_an_image_with_extras_goes_thin_to_an_engine_that_has_its_base(
     """Two layers of ours lie on the base, not one; each of them has to go along."""
     wanted = BuildRequest("24.10", base=base, builder=bases.builder, extras=("tiktoken",))
     made, folder = builds.build(wanted), str(tmp_path / "thin")
-    saved = launcher("image", "save", made.names[-1], "--thin", "-o", folder)
-    assert saved.returncode == 0, saved.stderr
+    launched("image", "save", made.names[-1], "--thin", "-o", folder)
     there = {"DOCKER_HOST": engine_host(elsewhere)}
     refused(launcher("image", "load", "--all-tags", folder, **there), 125, base)
     elsewhere.api.load_image(engine.api.get_image(base))
-    loaded = launcher("image", "load", "--all-tags", folder, **there)
-    assert loaded.returncode == 0, loaded.stderr
+    launched("image", "load", "--all-tags", folder, **there)
     assert elsewhere.api.inspect_image(made.names[-1])["Id"] == made.id
     assert "/opt/extras/lib" in in_image(
         elsewhere, made.id, "python3", "-c", WHERE.format("tiktoken")

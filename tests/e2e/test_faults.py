@@ -98,8 +98,7 @@ def test_the_first_signal_is_a_request(counting: Site, signum: int) -> None:
 
 
 def test_the_second_signal_ends_the_run(here: Site, python_image: str) -> None:
-    here.write(standin(python_image), DEAF)
-    started = here.start("run", "run.yaml")
+    started = here.launch(standin(python_image), DEAF)
     started.said("ready")
     run = here.run()
     started.process.send_signal(signal.SIGINT)
@@ -184,9 +183,9 @@ def test_an_end_from_outside_is_told_as_one(
 def test_restarts_are_used_up_and_the_last_exit_code_is_passed_on(
     here: Site, python_image: str
 ) -> None:
-    here.write(standin(python_image), "import sys; print('began', flush=True); sys.exit(5)")
-    done = here.done("run", "run.yaml", "--max-restarts", "2")
-    assert (done.process.returncode, done.out) == (5, "began\n" * 3)
+    program = "import sys; print('began', flush=True); sys.exit(5)"
+    done = here.launch(standin(python_image), program, "--max-restarts", "2")
+    assert (done.ends(), done.out) == (5, "began\n" * 3)
     failed, again, *rest = done.told()
     assert failed.endswith("failed, exit code 5")
     assert again == "starting it again: 1 of 2 times"
@@ -212,9 +211,8 @@ AS_RANK_1 = "import os, signal, sys, time\nif os.environ['RANK'] != '1': time.sl
 def test_a_failed_rank_is_told_with_its_exit_code(
     here: Site, image: str, program: str, code: int, said: str
 ) -> None:
-    here.write(script(image), AS_RANK_1 + program)
-    done = here.done("run", "run.yaml")
-    assert done.process.returncode == code, done
+    done = here.launch(script(image), AS_RANK_1 + program)
+    assert done.ends() == code, done
     told, *clues = done.told()
     assert re.fullmatch(rf"run \w+ failed: {re.escape(said)}", told)
     heads = [line.partition(":")[0] for line in clues if not line.startswith(" ")]
@@ -228,15 +226,13 @@ GREEDY = "kept = []\nwhile True: kept.append(bytearray(b'x' * (1 << 24)))\n"
 def test_the_containers_memory_limit_is_told(here: Site, image: str) -> None:
     if not here.client.info()["MemoryLimit"]:
         pytest.skip("this engine has no cgroup to limit memory by")
-    here.write(script(image, memory="1g"), AS_RANK_1 + GREEDY)
-    done = here.done("run", "run.yaml")
-    assert done.process.returncode == 137, done
+    done = here.launch(script(image, memory="1g"), AS_RANK_1 + GREEDY)
+    assert done.ends() == 137, done
     assert "out of memory (the container's limit" in done.told()[0]
 
 
 def test_a_tied_run_ends_by_itself_when_its_launcher_is_killed(here: Site, image: str) -> None:
-    here.write(script(image, processes=1), COUNTER)
-    first = here.start("run", "run.yaml", "--tie")
+    first = here.launch(script(image, processes=1), COUNTER, "--tie")
     first.said("line 2\n")
     run, container = here.run(), here.container()
     first.process.kill()
@@ -525,8 +521,7 @@ def test_a_restarted_engine_is_waited_for_and_told(
     config = standin("hollow:1")
     config["mounts"].append({"source": "/usr", "target": "/usr"})
     config["env"] = {"PATH": "/usr/bin"}
-    there.write(config, COUNTER)
-    started = there.start("run", "run.yaml", "--max-restarts", "1")
+    started = there.launch(config, COUNTER, "--max-restarts", "1")
     started.said("line 3\n")
     run = there.run()
     mortal.restart(signum)

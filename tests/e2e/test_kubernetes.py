@@ -17,7 +17,7 @@ import yaml
 
 from launcher.base.settings import ROOT, Settings
 from tests.e2e.kubernetes import Cluster, cluster
-from tests.e2e.site import RUNNER, Site, leaves_to_others
+from tests.e2e.site import RUNNER, Site, Started, leaves_to_others
 from tests.e2e.test_compose import COUNTING, FAILING
 from tests.e2e.test_slurm import MEETING
 
@@ -31,6 +31,7 @@ class InCluster(Site):
     @property
     def environment(self) -> dict[str, str]:
         own = {"LAUNCHER_RUNS": str(self.folder / "runs"), "DOCKER_HOST": "unix:///nowhere"}
+        own |= {"LAUNCHER_ANSWER_WITHIN": "300"}  # on a machine that is busy with other things
         return {**os.environ, "PYTHONPATH": str(ROOT), **self.variables, **own}
 
     def containers(self) -> list[Any]:
@@ -47,6 +48,11 @@ class InCluster(Site):
         path = f"{self.folder / 'bin'}:{os.environ['PATH']}"
         self.write({**config, "env": {"PATH": path}, "kubernetes": {"volumes": volumes, **keys}})
         (self.folder / "program.py").write_text(program)
+
+    def starts(self, *arguments: Any, **keys: Any) -> Started:
+        """The launcher of such a run."""
+        self.counts(*arguments, **keys)
+        return self.start(*START)
 
     def found(self) -> list[str]:
         """The runs that are known to be there."""
@@ -75,8 +81,7 @@ START = ("run", "run.yaml", "--backend", "kubernetes")
 @pytest.mark.parametrize("kind", ["jobset", pytest.param("trainjob", marks=pytest.mark.long)])
 def test_nodes_meet_and_stop_when_asked(here: InCluster, kind: str) -> None:
     """The program alone hears of it, and its own exit code is told."""
-    here.counts(kind=kind)
-    started = here.start(*START)
+    started = here.starts(kind=kind)
     for rank in (0, 1):
         started.said(f"node-{rank} | line")
     started.process.send_signal(signal.SIGINT)
@@ -88,9 +93,8 @@ def test_nodes_meet_and_stop_when_asked(here: InCluster, kind: str) -> None:
 @pytest.mark.long
 def test_one_that_nobody_may_enter_stops_all_the_same(here: InCluster) -> None:
     """By its pods' deletion, after which there is no exit code of theirs."""
-    here.counts()
     here.cluster.closed = True
-    started = here.start(*START)
+    started = here.starts()
     started.said("node-1 | line")
     started.process.send_signal(signal.SIGINT)
     assert started.ends() in (7, 137), started
@@ -106,8 +110,7 @@ def test_a_killed_launcher_leaves_the_run_to_others(here: InCluster) -> None:
 @pytest.mark.long
 def test_the_first_node_to_fail_is_named_and_ends_the_others(here: InCluster) -> None:
     """The other one has ten seconds, and not the ten minutes that its pod would have."""
-    here.counts(MEETING + FAILING)
-    started = here.start(*START)
+    started = here.starts(MEETING + FAILING)
     assert started.ends() == 3, started
     assert started.told()[-1].endswith("failed: node-1: rank 1 exited with code 3")
 
@@ -135,9 +138,8 @@ def test_a_failed_run_is_started_again(here: InCluster, whose: str) -> None:
 
 
 def test_one_that_waits_is_told_why_and_goes_when_asked(here: InCluster) -> None:
-    here.counts()
     here.cluster.full = True
-    started = here.start(*START)
+    started = here.starts()
     started.said("waits: Unschedulable: 0/3 nodes are available")
     (run,) = here.found()
     assert re.search(rf"^{run} +{here.name} +pending ", here.done("ps").out, re.M)
@@ -147,8 +149,7 @@ def test_one_that_waits_is_told_why_and_goes_when_asked(here: InCluster) -> None
 
 
 def test_what_is_removed_from_outside_has_ended(here: InCluster) -> None:
-    here.counts()
-    started = here.start(*START)
+    started = here.starts()
     started.said("node-1 | line")
     (name,) = here.cluster.objects
     argv = ["kubectl", "delete", "jobset", name, "--wait=false"]

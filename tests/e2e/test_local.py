@@ -1,4 +1,7 @@
-"""Runs of `--backend local` inside the CPU image, which is what people in a container do."""
+"""Runs of `--backend local`, as people in a container start them.
+
+test_train_in_image.py runs these tests inside the CPU image.
+"""
 
 from __future__ import annotations
 
@@ -11,19 +14,12 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from launcher.agent.ranks.job import free_port
 from launcher.base.settings import ROOT
 from tests.conftest import missing
-from tests.e2e.command import pytest_in
-
-if TYPE_CHECKING:
-    from docker import DockerClient
-
-    from tests.conftest import CpuImages
 
 RUN_FILE = """\
 name: local-test
@@ -41,18 +37,6 @@ logging: {log_interval: 1, eval_interval: 1000000, eval_iters: 1}
 """
 
 WAITS = "name: local-test\nimage: cpu\ngpus: 0\nprocesses: 2\nprogram: ./waits.py\n"
-
-
-@pytest.mark.engine
-@pytest.mark.timeout(1800)
-def test_local_runs_pass_their_tests_in_the_image(
-    engine: DockerClient, cpu_images: CpuImages
-) -> None:
-    code, printed = pytest_in(engine, cpu_images.build(), "tests/e2e/test_local.py")
-    if "No module named 'pydantic_core" in printed:
-        pytest.skip("this environment's Python isn't the image's")
-    assert code == 0, printed[-6000:]
-    assert "skipped" not in printed.splitlines()[-1]
 
 
 needs_megatron = pytest.mark.skipif(

@@ -20,7 +20,7 @@ from launcher.images.matrix.load import load_lock
 from launcher.images.matrix.locked import Lock, LockedImage, LockedPlatform
 from launcher.images.oci import registry as registries
 from launcher.images.sources import lock
-from tests.e2e.command import built, launcher, refused
+from tests.e2e.command import built, launched, launcher, refused
 
 if TYPE_CHECKING:
     from docker import DockerClient
@@ -190,8 +190,7 @@ def at(
 def test_matrix_lock_keeps_what_it_wrote_of_a_tag_and_upgrades_it_when_asked(at: Site) -> None:
     path = at.folder / "matrix.lock"
     lock.write(load_lock(path).model_copy(update={"images": {}}), path)
-    done = launcher("matrix", "lock", **at.env)
-    assert done.returncode == 0, done.stderr
+    done = launched("matrix", "lock", **at.env)
     assert "builder of cp311 has no pin" in done.stderr  # a stand-in is in no registry
     at.engine.api.pull(at.base)
     assert at.locked().digest == at.first
@@ -200,9 +199,9 @@ def test_matrix_lock_keeps_what_it_wrote_of_a_tag_and_upgrades_it_when_asked(at:
     assert platform.config == at.engine.api.inspect_image(at.base)["Id"]
     before = path.read_bytes()
     at.point(at.second)  # what is locked stays, wherever the tag is
-    assert launcher("matrix", "lock", **at.env).returncode == 0
+    launched("matrix", "lock", **at.env)
     assert path.read_bytes() == before
-    assert launcher("matrix", "lock", "--upgrade", at.base, **at.env).returncode == 0
+    launched("matrix", "lock", "--upgrade", at.base, **at.env)
     assert at.locked().digest == at.second
 
 
@@ -272,11 +271,10 @@ def test_a_mirror_gives_the_locked_image_and_no_other(
     )
     mirror = f"upstream.invalid/team={at.name.rpartition('/')[0]}"
     env = {**at.env, "LAUNCHER_IMAGE_MIRRORS": mirror}
-    assert launcher("matrix", "lock", **env).returncode == 0
+    launched("matrix", "lock", **env)
     locked = load_lock(at.folder / "matrix.lock").images
     assert {name: image.digest for name, image in locked.items()} == {reference: at.first}
-    done = launcher("image", "build", TAG, "--builder", at.builder, **env)
-    assert done.returncode == 0, done.stderr
+    done = launched("image", "build", TAG, "--builder", at.builder, **env)
     assert f"UNPINNED {reference}" not in done.stderr
     assert at.engine.api.inspect_image(reference)["RepoDigests"] == [f"{at.name}@{at.first}"]
     remove(at.engine, reference)

@@ -107,9 +107,3 @@ def test_a_command_runs_where_a_run_goes_on(here: Site, run: str) -> None:
     assert code == 7, out
     assert "/dev/pts/" in out
     assert "\n33\n" in out
-
-
-def test_a_run_that_is_not_there_is_told(here: Site) -> None:
-    code, out = piped(here, "exec", "nosuch", "--", "true")
-    assert code == 2
-    assert "launcher: no run 'nosuch'" in out

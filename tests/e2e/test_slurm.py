@@ -18,7 +18,7 @@ import pytest
 
 from launcher.base.settings import ROOT, Settings
 from tests.conftest import CpuImages, missing
-from tests.e2e.site import RUNNER, Site, leaves_to_others, program, until
+from tests.e2e.site import RUNNER, Site, Started, leaves_to_others, program, until
 from tests.e2e.slurm import cluster
 from tests.e2e.test_compose import COUNTING, FAILING
 from tests.e2e.test_compose import MEETING as MEETING_ONE_BY_ONE
@@ -108,12 +108,20 @@ class OnCluster(Site):
         program: str = MEETING + COUNTING,
         mounts: Sequence[Any] = (),
         gpus: int = 0,
+        nodes: Any = 2,
+        save: str | None = None,
         **more: Any,
     ) -> None:
         """Two nodes of a program that needs no torch, with a stand-in for the runner."""
         keys = {"setup": self.stand_in()} | more
-        config = {"image": "cpu", "gpus": gpus, "program": "./program.py", "nodes": 2}
+        config = {"image": "cpu", "gpus": gpus, "program": "./program.py", "nodes": nodes}
+        config |= {"checkpoint": {"save": save}} if save else {}
         self.write({**config, "mounts": [*mounts], "slurm": {"container": "none", **keys}}, program)
+
+    def starts(self, *arguments: Any, **more: Any) -> Started:
+        """The launcher of such a run."""
+        self.counts(*arguments, **more)
+        return self.start("run", "run.yaml", "--backend", "slurm")
 
 
 @pytest.fixture
@@ -131,8 +139,7 @@ def here(here: Site, slurm: dict[str, str]) -> Iterator[OnCluster]:
 
 
 def test_nodes_meet_and_stop_when_asked(here: OnCluster) -> None:
-    here.counts()
-    started = here.start("run", "run.yaml", "--backend", "slurm")
+    started = here.starts()
     for rank in (0, 1):
         started.said(f"node-{rank} | line")
     started.process.send_signal(signal.SIGINT)
@@ -171,8 +178,7 @@ def test_a_killed_launcher_leaves_the_job_to_others(here: OnCluster) -> None:
 
 
 def test_the_first_node_to_fail_is_named_and_ends_the_others(here: OnCluster) -> None:
-    here.counts(MEETING + FAILING)
-    started = here.start("run", "run.yaml", "--backend", "slurm")
+    started = here.starts(MEETING + FAILING)
     assert started.ends() == 3
     ended = "failed: node-1: rank 1 exited with code 3"
     assert any(line.endswith(ended) for line in started.told())
@@ -239,8 +245,7 @@ def test_a_failed_run_is_submitted_again(here: OnCluster) -> None:
 
 
 def test_one_that_waits_is_told_why_and_taken_out_of_the_queue(here: OnCluster) -> None:
-    here.counts(dependency="afterok:1", options={"hold": True})
-    started = here.start("run", "run.yaml", "--backend", "slurm")
+    started = here.starts(dependency="afterok:1", options={"hold": True})
     started.said("waits: JobHeldUser")
     assert here.queue() == ["PENDING"]
     started.process.send_signal(signal.SIGTERM)
@@ -250,8 +255,7 @@ def test_one_that_waits_is_told_why_and_taken_out_of_the_queue(here: OnCluster) 
 def test_what_a_node_does_not_see_is_told_with_the_node(here: OnCluster) -> None:
     """The node has gone without the folder since the launcher looked."""
     (here.folder / "data").mkdir()
-    here.counts(options={"hold": True}, mounts=[{"source": "data", "target": "/data"}])
-    started = here.start("run", "run.yaml", "--backend", "slurm")
+    started = here.starts(options={"hold": True}, mounts=[{"source": "data", "target": "/data"}])
     started.said("waits: JobHeldUser")
     (here.folder / "data").rmdir()
     jobs = here.asked("squeue", "--noheader", "--format=%i").split()
@@ -287,9 +291,7 @@ def test_gpus_that_slurm_gives_out_are_seen_by_the_program(here: OnCluster) -> N
 def test_tasks_of_an_array_are_runs_of_their_own(here: OnCluster) -> None:
     """Found, asked and stopped one by one; each with a folder and a number of its own."""
     program = "print(os.environ['SLURM_ARRAY_TASK_ID'], sys.argv[1:], flush=True)\n"
-    here.counts(MEETING + program + COUNTING, array="1,3")
-    config = json.loads((here.folder / "run.yaml").read_text()) | {"checkpoint": {"save": "save"}}
-    here.write(config, (here.folder / "program.py").read_text())
+    here.counts(MEETING + program + COUNTING, save="save", array="1,3")
     first, third = here.done("run", "run.yaml", "--backend", "slurm").out.split()
     assert {first, third} <= {*here.done("ps", "--quiet").out.split()}
     for number, run in ((1, first), (3, third)):  # the second has to wait: the nodes are taken
@@ -299,6 +301,9 @@ def test_tasks_of_an_array_are_runs_of_their_own(here: OnCluster) -> None:
         assert here.done("exec", run, "--", "echo", "here").out == "here\n"
         assert here.done("stop", run).process.returncode == 0
         assert following.ends() == 7
+
+
+STARTS = "import os, time\nprint('start', os.environ['restart'], flush=True)\ntime.sleep(60)\n"
 
 
 def at_its_limit(here: OnCluster) -> None:
@@ -316,10 +321,7 @@ def test_jobs_of_a_chain_are_one_run(here: OnCluster) -> None:
         "signal.signal(signal.SIGTERM, lambda *_: sys.exit(3 * int(os.environ['restart'])))\n"
         "while True:\n    time.sleep(0.05)\n"
     )
-    here.counts(program, array="0-2%1")
-    config = json.loads((here.folder / "run.yaml").read_text()) | {"checkpoint": {"save": "save"}}
-    here.write(config | {"nodes": 1}, program)
-    started = here.start("run", "run.yaml", "--backend", "slurm")
+    started = here.starts(program, nodes=1, save="save", array="0-2%1")
     for said in ("0 False\n", "1 True\n"):
         started.said(said)
         at_its_limit(here)
@@ -332,11 +334,7 @@ def test_a_time_limit_before_the_program_handles_its_signal_ends_no_chain(here: 
 
     With a step in the array no job was the one after another, so that each of them started again.
     """
-    program = "import os, time\nprint('start', os.environ['restart'], flush=True)\ntime.sleep(60)\n"
-    here.counts(array="0-6:2%1")
-    config = json.loads((here.folder / "run.yaml").read_text()) | {"checkpoint": {"save": "save"}}
-    here.write(config | {"nodes": 1}, program)
-    started = here.start("run", "run.yaml", "--backend", "slurm")
+    started = here.starts(STARTS, nodes=1, save="save", array="0-6:2%1")
     for start in (0, 2):
         started.said(f"start {start}\n")
         at_its_limit(here)
@@ -356,10 +354,8 @@ while not os.path.exists("FOLDER/done"):
 @pytest.mark.long
 def test_a_node_that_is_gone_is_done_without(here: OnCluster) -> None:
     """The job waits in the queue again, which holds it for two minutes, and takes what is left."""
-    here.counts(SAYS.replace("FOLDER", str(here.folder)), requeue=True)
-    config = json.loads((here.folder / "run.yaml").read_text())
-    here.write(config | {"nodes": {"count": 2, "min": 1}}, (here.folder / "program.py").read_text())
-    started = here.start("run", "run.yaml", "--backend", "slurm")
+    nodes = {"count": 2, "min": 1}
+    started = here.starts(SAYS.replace("FOLDER", str(here.folder)), nodes=nodes, requeue=True)
     for node in (0, 1):
         started.said(f"node-{node} | node {node} of 2, start 0")
     here.asked("scontrol", "update", "nodename=n1", "state=down", "reason=test")
@@ -393,8 +389,7 @@ def test_the_shared_folder_fails_in_the_middle(here: OnCluster, fault: str, said
     if fault == "full":
         program = MEETING + "print('x' * 2**21, flush=True)\nsys.exit(3)\n"
     try:
-        here.counts(program)
-        started = here.start("run", "run.yaml", "--backend", "slurm")
+        started = here.starts(program)
         run = until(lambda: [*runs.glob("*/job.sh")])[0].parent.name
         if fault != "full":
             started.said("node-1 | line")
@@ -419,8 +414,7 @@ def test_a_run_whose_folder_becomes_read_only_ends_as_it_would(here: OnCluster) 
     server.mkdir()
     mount("--bind", str(server), str(runs))
     try:
-        here.counts(SAYS.replace("FOLDER", str(here.folder)))
-        started = here.start("run", "run.yaml", "--backend", "slurm")
+        started = here.starts(SAYS.replace("FOLDER", str(here.folder)))
         started.said("node-1 | node 1 of 2")
         subprocess.run(["umount", "--lazy", str(runs)], check=True, timeout=10)
         mount("--bind", "-o", "ro", str(server), str(runs))
@@ -443,8 +437,7 @@ def test_what_slurm_refuses_leaves_nothing(here: OnCluster) -> None:
 
 def test_what_the_script_says_is_told(here: OnCluster) -> None:
     """This Slurm has no pyxis, so srun doesn't know its options."""
-    here.counts(container="pyxis")
-    started = here.start("run", "run.yaml", "--backend", "slurm")
+    started = here.starts(container="pyxis")
     assert started.ends() == 255
     assert "job | srun: unrecognized option" in started.err
 
@@ -500,8 +493,7 @@ def test_a_container_that_does_not_start_is_the_failure(
         setup += [f'apptainer() {{ {fatal}; "${{@: -3}}"; }}']
     mounts = [{"source": "runner.py", "target": str(here.folder / "runner.py")}]
     asked = {"container": container, "image": "cpu", "setup": setup}
-    here.counts("import sys\n" + program, mounts, **asked)
-    started = here.start("run", "run.yaml", "--backend", "slurm")
+    started = here.starts("import sys\n" + program, mounts, **asked)
     assert started.ends() == 125, started
     told = {
         "apptainer": "FATAL: no image",
@@ -606,10 +598,7 @@ def test_at_its_time_limit_a_job_is_requeued(here: OnCluster) -> None:
         f"import os, signal, sys, time\n{ends}print('start', os.environ['restart'], flush=True)\n"
         "time.sleep(600 if os.environ['restart'] == '0' else 0)\n"
     )
-    here.counts(time="2", signal=60, requeue=True)
-    config = json.loads((here.folder / "run.yaml").read_text()) | {"nodes": 1}
-    here.write(config | {"checkpoint": {"save": "save"}}, program)
-    started = here.start("run", "run.yaml", "--backend", "slurm")
+    started = here.starts(program, nodes=1, save="save", time="2", signal=60, requeue=True)
     assert started.ends(600) == 0, started
     assert "waits: BeginTime" in started.err
     assert started.out == "start 0\nstart 1\n"
@@ -618,11 +607,7 @@ def test_at_its_time_limit_a_job_is_requeued(here: OnCluster) -> None:
 @pytest.mark.long
 def test_a_job_that_is_cancelled_is_not_requeued(here: OnCluster) -> None:
     """It came back: its script is asked to stop, too, which it took for its time limit."""
-    here.counts(requeue=True)
-    config = json.loads((here.folder / "run.yaml").read_text()) | {"nodes": 1}
-    program = "import os, time\nprint('start', os.environ['restart'], flush=True)\ntime.sleep(60)\n"
-    here.write(config | {"checkpoint": {"save": "save"}}, program)
-    started = here.start("run", "run.yaml", "--backend", "slurm")
+    started = here.starts(STARTS, nodes=1, save="save", requeue=True)
     started.said("start 0\n")
     (job,) = here.asked("squeue", "--noheader", "--states=running", "--format=%A").split()
     here.asked("scancel", job)

@@ -69,6 +69,25 @@ def test_launcher_train_passes_its_tests_in_the_image(
     assert all(reason.startswith(LACKING) for reason in reasons), reasons
 
 
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize(
+    ("file", "chosen", "workers"),
+    [
+        ("tests/e2e/test_local.py", "not long", 2),
+        pytest.param("tests/test_docs.py", "long", 1, marks=pytest.mark.long),  # transcripts
+    ],
+)
+def test_what_trains_by_the_command_line_passes_its_tests_in_the_image(
+    engine: DockerClient, cpu_images: CpuImages, file: str, chosen: str, workers: int
+) -> None:
+    """This environment has no torch, so nothing else runs them."""
+    code, printed = pytest_in(engine, cpu_images.build(), file, chosen=chosen, workers=workers)
+    if "No module named 'pydantic_core" in printed:
+        pytest.skip("this environment's Python isn't the image's")
+    assert code == 0, printed[-6000:]
+    assert "skipped" not in printed.splitlines()[-1]
+
+
 def first_process(container: Container) -> int:
     """The container's first process as this machine numbers it: the engine may number its own."""
     wanted = re.compile(rf"^NSpid:.*\b{container.attrs['State']['Pid']}\t1$", re.M)

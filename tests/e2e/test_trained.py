@@ -306,7 +306,7 @@ def test_every_cache_folder_is_writable(user: User) -> None:
 
 def test_root_stays_who_the_image_says(here: Site, image: str) -> None:
     program = "import os, pathlib\nprint(os.getuid(), pathlib.Path.home())\n"
-    here.write({"image": {"name": image}, "program": "./program.py", "gpus": 0}, program)
-    done = here.done("run", "run.yaml")
+    config = {"image": {"name": image}, "program": "./program.py", "gpus": 0}
+    done = here.launch(config, program)
     assert done.ends() == 0, done
     assert done.out == ("0 /root\n" if os.getuid() == 0 else f"{os.getuid()} /tmp\n")

@@ -1,12 +1,14 @@
-"""Images carried by folder and by registry, between two real engines."""
+"""Images carried by folder and by registry, between two real engines; and what builds them.
+
+A bundle of real inputs: where neither an index nor a registry is in reach, the same image.
+"""
 
 from __future__ import annotations
 
 import hashlib
-import io
 import json
+import os
 import subprocess
-import tarfile
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -18,7 +20,8 @@ from launcher.base.settings import Settings
 from launcher.images.builder.beside import PROVENANCE, SBOM
 from launcher.images.engine.connect import engine_host
 from launcher.images.oci.archive import archive, load_archive
-from tests.e2e.command import launcher, random_file, refused
+from tests.e2e.command import launched, launcher, random_file, refused
+from tests.e2e.conftest import Small
 from tests.e2e.registry import Registry, serving
 
 if TYPE_CHECKING:
@@ -121,31 +124,6 @@ def test_thin_is_loaded_onto_a_base_that_was_pulled_packed(
     engine.images.remove(name)
 
 
-def test_an_engine_that_wants_the_bases_layers_too_gets_them_from_itself(
-    engine: DockerClient, elsewhere: DockerClient, image: str, tmp_path: Path
-) -> None:
-    """The way in which thin images are loaded where the first is refused, on a real engine."""
-    from launcher.base.screen import Progress
-    from launcher.images.carry import load
-    from launcher.images.carry.images import having
-
-    done(on(engine, "image", "save", image, "--thin", "--base", BASE, "-o", str(tmp_path)))
-    carry_base(engine, elsewhere)
-    progress = Progress(io.StringIO())
-    content = load._content(tmp_path, load.check_saved(tmp_path, progress))
-    assert content.listing.base is not None
-    base = having(elsewhere, content.listing.base)
-    assert base is not None
-    whole = b"".join(load._whole_archive(elsewhere, content, base, progress))
-    with tarfile.open(fileobj=io.BytesIO(whole)) as tar:
-        names = tar.getnames()
-    assert len([name for name in names if name.endswith("layer.tar")]) == 3
-    for name in elsewhere.images.list():
-        elsewhere.images.remove(name.id, force=True)
-    load_archive(elsewhere, iter([whole]))
-    assert _id(elsewhere, content.listing.image) == _id(engine, image)
-
-
 @pytest.mark.long
 def test_the_cpu_image_is_under_3_percent_thin(
     engine: DockerClient, elsewhere: DockerClient, cpu_images: CpuImages, tmp_path: Path
@@ -186,3 +164,71 @@ def _without_top_layer(engine: DockerClient, folder: Path, name: str) -> None:
 def _id(engine: DockerClient, image: str) -> str:
     found: str = engine.api.inspect_image(image)["Id"]
     return found
+
+
+NOWHERE = {
+    "PIP_INDEX_URL": "http://127.0.0.1:9/simple",
+    "PIP_NO_INDEX": "1",
+    "LAUNCHER_TORCH_INDEX": "",
+    "LAUNCHER_GIT_MIRROR": "file:///nowhere/",
+    "http_proxy": "http://127.0.0.1:9",
+    "https_proxy": "http://127.0.0.1:9",
+}
+"""What lets nothing be fetched: no index, no mirror, a proxy that isn't there."""
+
+
+@pytest.fixture(scope="module")
+def packed(small: Small, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The small row's inputs, images and all."""
+    path = tmp_path_factory.mktemp("bundle") / "small"
+    done = launched("fetch", "24.10", *small.instead, "--bundle", str(path), **small.env)
+    assert f"{path} " in done.stdout
+    return path
+
+
+def offline(cache: Path, client: DockerClient) -> dict[str, str]:
+    return NOWHERE | {"LAUNCHER_CACHE": str(cache), "DOCKER_HOST": engine_host(client)}
+
+
+def test_the_same_image_is_built_where_nothing_can_be_fetched(
+    engine: DockerClient, elsewhere: DockerClient, small: Small, packed: Path, tmp_path: Path
+) -> None:
+    here = engine.api.inspect_image(small.id)
+    environment = offline(tmp_path / "cache", elsewhere) | small.env
+    done = launcher("image", "build", "24.10", *small.instead, **environment)
+    refused(done, 122 if "no index" in done.stderr else 125)  # neither package nor base is there
+
+    taken = launched("fetch", "--from", str(packed), **environment)
+    assert taken.stdout.startswith("24.10: ")
+    built = launched("image", "build", "24.10", *small.instead, **environment)
+    assert " built" in built.stdout
+
+    there = elsewhere.api.inspect_image("megatron:24.10")
+    for part in ("Config", "RootFS", "Architecture", "Os"):
+        assert there[part] == here[part]
+    if there["Created"] == here["Created"]:  # Docker 20.10 writes the time of the build there
+        assert there["Id"] == here["Id"]
+
+
+def test_a_row_from_git_is_carried_with_its_source(
+    engine: DockerClient, site: Settings, tmp_path: Path
+) -> None:
+    at = os.environ.get("MEGATRON_CHECKOUT")
+    if not at:
+        pytest.skip("MEGATRON_CHECKOUT names no Megatron-LM repository to take a release from")
+    mirror = tmp_path / "mirror/NVIDIA"
+    mirror.mkdir(parents=True)
+    (mirror / "Megatron-LM.git").symlink_to(Path(at).resolve())
+    path = tmp_path / "git"
+    row = ["fetch", "24.10", "--no-images"]
+    file = tmp_path / "settings.yaml"
+    file.write_text(f"git_mirror: file://{mirror.parent}\n")
+    environment = {"LAUNCHER_CACHE": str(tmp_path / "first"), "LAUNCHER_SETTINGS": str(file)}
+    (tmp_path / "first").mkdir()
+    (tmp_path / "first/sha256").symlink_to(site.cache / "sha256")
+    launched(*row, "--bundle", str(path), **environment)
+    there = offline(tmp_path / "second", engine)
+    refused(launcher(*row, **there), 122)
+    taken = launched("fetch", "--from", str(path), **there)
+    assert "1 git sources" in taken.stdout
+    launched(*row, **there)

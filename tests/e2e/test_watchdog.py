@@ -190,9 +190,8 @@ BEGIN = "import mmap, os, socket\nrank, port = os.environ['RANK'], int(os.enviro
 )
 def test_a_known_failure_is_told_as_it_happens(here: Site, image: str, cause: str) -> None:
     limits = {"ipc": "private", "shm_size": "64k"}
-    here.write(script(image, 1, **limits), BEGIN + FAILURES[cause])
-    done = here.done("run", "run.yaml")
-    assert done.process.returncode not in (0, 2), done
+    done = here.launch(script(image, 1, **limits), BEGIN + FAILURES[cause])
+    assert done.ends() not in (0, 2), done
     told = done.told()
     assert told[1].startswith((f"cause: {cause}: ", f"this points to: {cause}: ")), done
     assert told[2].startswith("cure")

@@ -12,7 +12,7 @@ import pytest
 from docker.types import Mount
 
 from launcher.base.settings import ROOT
-from tests.e2e.command import launcher, pytest_in, refused
+from tests.e2e.command import launched, launcher, pytest_in, refused
 from tests.tools.weights.models import made
 
 if TYPE_CHECKING:
@@ -55,11 +55,9 @@ def test_weights_pass_their_tests_in_the_image(
 
 def test_a_checkpoint_says_something_in_the_image(image: str, tmp_path: Path) -> None:
     theirs = made(tmp_path / "theirs", "qwen2")
-    done = launcher("checkpoint", "import", str(theirs), "--to", str(tmp_path / "ours"))
-    assert done.returncode == 0, done.stderr
+    launched("checkpoint", "import", str(theirs), "--to", str(tmp_path / "ours"))
     ids = (*"--ids --tokens 4 --tag".split(), image)
-    said = launcher("generate", str(tmp_path / "ours"), "5 6 7", *ids)
-    assert said.returncode == 0, said.stderr
+    said = launched("generate", str(tmp_path / "ours"), "5 6 7", *ids)
     assert len([int(word) for word in said.stdout.split()]) == 4, said.stdout
     wrong = launcher("generate", str(tmp_path / "ours"), "100", "--ids", "--tag", image)
     refused(wrong, 125, "tokens below 100")

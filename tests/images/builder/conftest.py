@@ -44,13 +44,13 @@ def commit_all(path: Path) -> str:
     return source.git(path, "rev-parse", "HEAD").strip()
 
 
-def wheel(folder: Path, name: str, version: str, *needs: str) -> Path:
-    """A wheel of one empty module, with what it needs."""
+def wheel(folder: Path, name: str, version: str, *needs: str, text: str = "") -> Path:
+    """A wheel of one module, which is empty or has the text, with what it needs."""
     info = f"{name}-{version}.dist-info"
     lines = ["Metadata-Version: 2.1", f"Name: {name}", f"Version: {version}"]
     lines += [f"Requires-Dist: {one}" for one in needs]
     files = {
-        f"{name}.py": "",
+        f"{name}.py": text,
         f"{info}/METADATA": "\n".join(lines) + "\n",
         f"{info}/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
     }

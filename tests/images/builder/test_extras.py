@@ -25,7 +25,7 @@ from launcher.images.sources import clash, extras
 from launcher.images.sources.clash import clash_in, overlap
 from launcher.images.sources.extras import Ground, settled
 from launcher.images.sources.index import Pip
-from launcher.images.sources.resolve import ResolvedSet
+from launcher.images.sources.uv import ResolvedSet
 
 from .conftest import wheel
 from .test_lock import links

@@ -21,7 +21,7 @@ from launcher.images.builder.image import BuildRequest
 from launcher.images.engine import connect
 from launcher.images.matrix.load import load_lock, load_matrix
 from launcher.images.matrix.recipe import recipe, sha256_of_pin
-from launcher.images.sources import fetch, resolve, source
+from launcher.images.sources import fetch, source, uv
 
 from .conftest import Place, commit_all, wheel
 
@@ -169,7 +169,7 @@ def test_pip_asks_indexes_with_their_passwords_in_no_command_line(
     )
     (path,) = fetch.wheels([pin], "3.11", site)
     assert path.name == "mine-1-py3-none-any.whl"
-    assert resolve.resolve(resolve.RequirementSet(["mine"], "3.11"), site).pins == [pin]
+    assert uv.resolve(uv.RequirementSet(["mine"], "3.11"), site).pins == [pin]
     assert len([line for line in mirror.seen if "-m pip" in line or "uv pip" in line]) >= 2
     assert {"/none/mine/", "/extra/mine/"} <= set(mirror.came_in)
     assert shown(mirror) == []

@@ -155,6 +155,9 @@ def test_the_torch_of_a_built_image_is_compared_with_its_row_s(
     said = re.escape(f"the image has torch {torch or 'missing'}, and the row says 2.13.0+cpu")
     with nullcontext() if right else pytest.raises(BuildError, match=said):
         building._check("i", verify.BuildFacts("3.11", {}), inputs)
+    facts = replace(facts, unimported=["megatron.core", "ModuleNotFoundError: nowhere"])
+    with pytest.raises(BuildError, match="can't be imported" if right else said):
+        building._check("i", verify.BuildFacts("3.11", {}), inputs)
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,34 +9,18 @@ from typing import Any
 import pytest
 
 from launcher import cli
-from launcher.tools.forecast import ask, costs, facts, receipt, site
+from launcher.tools.forecast import ask, facts, receipt, site, timing
 from launcher.tools.forecast.forecast import Hardware, forecast
+from tests.tools.forecast.conftest import Said
 from tests.tools.forecast.records import H100, MadeUpRun
 
 H100_GPU = Hardware(H100, H100, 85 * 10**9, (9, 0))
 
 
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("LAUNCHER_RUNS", str(tmp_path / "runs"))
+@pytest.fixture(autouse=True)
+def _prices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LAUNCHER_SETTINGS", str(tmp_path / "settings.yaml"))
     (tmp_path / "settings.yaml").write_text("prices: {h100-80gb: 2.5}\n")
-    return tmp_path / "runs"
-
-
-Said = Callable[..., dict[str, Any]]
-
-
-@pytest.fixture
-def said(capsys: pytest.CaptureFixture[str], folder: Path) -> Said:
-    """What a command prints as JSON."""
-
-    def said(*words: str) -> dict[str, Any]:
-        assert cli.main([*words, "--json"]) == 0
-        found: dict[str, Any] = json.loads(capsys.readouterr().out)
-        return found
-
-    return said
 
 
 LAYOUTS: list[dict[str, Any]] = [
@@ -75,7 +57,7 @@ def test_other_work_is_scaled_by_what_ran_here(folder: Path) -> None:
         known.append(fact)
     asked = facts.of_run(MadeUpRun("bbbb0001").attempt(0, 0, 200).keep(folder))
     assert asked
-    published = costs.step(asked.work, rates(asked.work.precision))
+    published = timing.step(asked.work, rates(asked.work.precision))
     found = site.step(asked.work, rates(asked.work.precision), known)
     assert published
     assert found
@@ -84,8 +66,8 @@ def test_other_work_is_scaled_by_what_ran_here(folder: Path) -> None:
     assert found.least <= 160 <= found.most
 
 
-def rates(precision: str) -> costs.GpuRates:
-    found = costs.published(H100, precision)
+def rates(precision: str) -> timing.GpuRates:
+    found = timing.published(H100, precision)
     assert found
     return found
 
@@ -97,7 +79,7 @@ def test_on_the_cpu_a_step_by_one_other_run_is_less_sure(folder: Path) -> None:
     for on_cpu, times in ((False, 2), (True, 4)):
         work = replace(fact.work, on_cpu=on_cpu)
         wider = replace(work, options=work.options | {"hidden_size": 1536})
-        rates = None if on_cpu else costs.published(H100, "bf16")
+        rates = None if on_cpu else timing.published(H100, "bf16")
         step = site.step(wider, rates, [replace(fact, work=work)])
         assert step
         assert f"it may be {times} times off" in step.source
@@ -180,7 +162,7 @@ def test_links_on_the_cpu_are_those_that_were_measured(folder: Path) -> None:
     two = replace(fact.work, on_cpu=True)
     one = replace(two, where=replace(two.where, world=1))
     fast, slow = (
-        site.step(one, None, [replace(fact, work=two, links={costs.MACHINE: rate})])
+        site.step(one, None, [replace(fact, work=two, links={timing.MACHINE: rate})])
         for rate in (1.0, 1e-4)
     )
     assert fast

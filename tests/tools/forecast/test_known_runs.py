@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -15,7 +16,7 @@ from launcher.runs.checks.memory import MemoryEstimate
 from launcher.runs.plan import layout
 from launcher.runs.plan.render import values_of
 from launcher.runs.runfile import source
-from launcher.tools.forecast import costs, site
+from launcher.tools.forecast import site, timing
 from launcher.tools.forecast.work import KERNELS, Work
 from tests.tools.forecast.test_published import OF_EXPERTS, STEPS, of_experts
 
@@ -37,10 +38,10 @@ def work(run: dict[str, Any]) -> Work:
     return Work(config.program, values_of(config, where), where, 1, False, kernels)
 
 
-def cost(run: dict[str, Any]) -> costs.StepCost:
+def cost(run: dict[str, Any]) -> timing.StepCost:
     done = work(run)
-    card = costs.published(run["card"], done.precision)
-    found = card and costs.step(done, card)
+    card = timing.published(run["card"], done.precision)
+    found = card and timing.step(done, card)
     assert found
     return found
 
@@ -54,13 +55,14 @@ def test_ranges_are_as_wide_as_forecasts_were_off() -> None:
     """A range that is narrower promises too much, and one that is wider says nothing."""
     off = defaultdict[tuple[float, float], list[float]](list)
     for run in RUNS:
-        off[costs.OFF[costs.kind(work(run), cost(run))]] += ratios(run)
+        off[timing.OFF[timing.kind(work(run), cost(run))]] += ratios(run)
     for _, step, ms in STEPS:
-        if f"{costs.OFF[costs.BUSY][0]:.2f}" in step.source:
-            off[costs.OFF[costs.BUSY]].append(step.ms / ms)
-    off[costs.OFF[costs.BUSY_EXPERTS]] += [found.ms / ms for found, ms in map(of_experts, ROWS)]
-    off[costs.OFF[costs.BUSY_EXPERTS]].append(costs.OFF[costs.BUSY][1])  # as dense models' at best
-    assert {*off} == {*costs.OFF.values()}
+        if f"{timing.OFF[timing.BUSY][0]:.2f}" in step.source:
+            off[timing.OFF[timing.BUSY]].append(step.ms / ms)
+    off[timing.OFF[timing.BUSY_EXPERTS]] += [found.ms / ms for found, ms in map(of_experts, ROWS)]
+    as_dense_models = timing.OFF[timing.BUSY][1]  # at best
+    off[timing.OFF[timing.BUSY_EXPERTS]].append(as_dense_models)
+    assert {*off} == {*timing.OFF.values()}
     for (least, most), found in off.items():
         assert least <= min(found) <= least + 0.06
         assert most - 0.06 <= max(found) <= most
@@ -82,7 +84,7 @@ def test_a_short_run_on_text_is_routed_unevenly(name: str) -> None:
     """It took 1.8 times the forecast by even routing; a long one, or mock data, is even."""
     run = next(run for run in RUNS if run["name"] == name)
     short = work(run)
-    card = costs.published(run["card"], short.precision)
+    card = timing.published(run["card"], short.precision)
     found = site.step(short, card, [])
     assert found
     assert found.cost
@@ -100,46 +102,36 @@ def test_a_short_run_on_text_is_routed_unevenly(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "load"),
+    ("load", "options", "times"),
     [
-        ({}, 16 / 7),  # with 1/7 both experts are one rank's: 4/7 + 2 · 6/7
-        ({"expert_model_parallel_size": 2}, 10 / 7),
-        ({"expert_model_parallel_size": 8}, 4.0),
-        ({"train_iters": 1500}, 1 + 9 / 70),
-        ({"moe_expert_capacity_factor": 1.5}, 1.5),
-        ({"num_experts": 128, "moe_router_topk": 8}, 1.743),  # by 20,000 draws: 1.744
-        ({"mock_data": True}, 1.0),
-        ({"train_iters": None}, 1.0),
-        ({"finetune": True}, 1.0),  # by routers that have been trained
-    ],
-)
-def test_the_busiest_rank_where_all_tokens_choose_the_same_experts(
-    options: dict[str, Any], load: float
-) -> None:
-    done = work(next(run for run in RUNS if run["name"].startswith("mixtral")))
-    both = {**done.options, **options}
-    done = replace(done, options={key: value for key, value in both.items() if value is not None})
-    assert costs.mean_load(done) == pytest.approx(load, abs=0.001)
-
-
-@pytest.mark.parametrize(
-    ("options", "load"),
-    [
-        ({}, 4.0),  # each token's two experts are on one of four ranks
-        ({"expert_model_parallel_size": 8}, 4.0),  # on two of eight
-        ({"expert_model_parallel_size": 1}, 1.0),
-        ({"moe_expert_capacity_factor": 1.5}, 1.5),  # the others are dropped
-        ({"num_experts": None}, 1.0),
+        (timing.mean_load, {}, 16 / 7),  # with 1/7 both experts are one rank's: 4/7 + 2 · 6/7
+        (timing.mean_load, {"expert_model_parallel_size": 2}, 10 / 7),
+        (timing.mean_load, {"expert_model_parallel_size": 8}, 4.0),
+        (timing.mean_load, {"train_iters": 1500}, 1 + 9 / 70),
+        (timing.mean_load, {"moe_expert_capacity_factor": 1.5}, 1.5),
+        (
+            timing.mean_load,
+            {"num_experts": 128, "moe_router_topk": 8},
+            1.743,
+        ),  # 20,000 draws: 1.744
+        (timing.mean_load, {"mock_data": True}, 1.0),
+        (timing.mean_load, {"train_iters": None}, 1.0),
+        (timing.mean_load, {"finetune": True}, 1.0),  # by routers that have been trained
+        (timing.highest_load, {}, 4.0),  # each token's two experts are on one of four ranks
+        (timing.highest_load, {"expert_model_parallel_size": 8}, 4.0),  # on two of eight
+        (timing.highest_load, {"expert_model_parallel_size": 1}, 1.0),
+        (timing.highest_load, {"moe_expert_capacity_factor": 1.5}, 1.5),  # the others are dropped
+        (timing.highest_load, {"num_experts": None}, 1.0),
     ],
 )
 def test_the_busiest_rank_has_so_many_times_as_many_rows(
-    options: dict[str, Any], load: float
+    load: Callable[[Work], float], options: dict[str, Any], times: float
 ) -> None:
-    run = next(run for run in RUNS if run["name"].startswith("mixtral"))
-    done = work(run)
+    """Of all steps, and where all tokens choose the same experts."""
+    done = work(next(run for run in RUNS if run["name"].startswith("mixtral")))
     both = {**done.options, **options}
     done = replace(done, options={key: value for key, value in both.items() if value is not None})
-    assert costs.highest_load(done) == load
+    assert load(done) == pytest.approx(times, abs=0.001)
 
 
 LAID = {False: 10, True: 14}

@@ -13,7 +13,7 @@ import yaml
 from launcher.runs.plan import layout
 from launcher.runs.plan.render import values_of
 from launcher.runs.runfile.config import RunConfig
-from launcher.tools.forecast import costs, site
+from launcher.tools.forecast import site, timing
 from launcher.tools.forecast.work import Work
 
 *TABLES, OF_EXPERTS = yaml.safe_load(
@@ -42,28 +42,41 @@ def fitting(table: dict[str, Any], row: list[Any]) -> Work:
 
 def work(table: dict[str, Any], row: list[Any], micro: int) -> Work:
     hidden, heads, layers, tensor, pipeline, gpus, batch, _ = row
-    each = min(8, gpus)
+    model = {"hidden_size": hidden, "num_attention_heads": heads, "num_layers": layers}
+    parallel = {
+        "tensor_model_parallel_size": tensor, "pipeline_model_parallel_size": pipeline,
+        "sequence_parallel": (tensor > 1 and not table["recomputed"]) or None,
+        "use_distributed_optimizer": None if table["recomputed"] else True,
+    }  # fmt: skip
+    more = RECOMPUTED if table["recomputed"] else OVERLAPPED
+    done = upstreams(table, gpus, (micro, batch), model, parallel, more)
+    assert (done.where.world, done.where.tensor, done.where.pipeline) == (gpus, tensor, pipeline)
+    return done
+
+
+def upstreams(
+    table: dict[str, Any],
+    gpus: int,
+    batches: tuple[int, int],
+    model: dict[str, Any],
+    parallel: dict[str, Any],
+    more: dict[str, Any],
+) -> Work:
+    """A run of upstream's program with a table's sequences, of micro-batches and global batches."""
+    each, length = min(8, gpus), table["sequence"]
     config = RunConfig.model_validate({
         "name": "a", "image": {"name": "x"}, "program": "pretrain_gpt.py", "gpus": each,
         "nodes": {"count": gpus // each},
-        "model": {
-            "hidden_size": hidden, "num_attention_heads": heads, "num_layers": layers,
-            "seq_length": table["sequence"], "max_position_embeddings": table["sequence"],
-        },
-        "parallel": {
-            "tensor_model_parallel_size": tensor, "pipeline_model_parallel_size": pipeline,
-            "sequence_parallel": (tensor > 1 and not table["recomputed"]) or None,
-            "use_distributed_optimizer": None if table["recomputed"] else True,
-        },
-        "megatron_args": RECOMPUTED if table["recomputed"] else OVERLAPPED,
+        "model": {**model, "seq_length": length, "max_position_embeddings": length},
+        "parallel": parallel,
+        "megatron_args": more,
         "training": {
-            "micro_batch_size": micro, "global_batch_size": batch, "bf16": True, "train_iters": 1,
-            "lr": 1e-3,
+            "micro_batch_size": batches[0], "global_batch_size": batches[1], "bf16": True,
+            "train_iters": 1, "lr": 1e-3,
         },
         "data": {"mock": True, "vocab_size": table["vocabulary"]},
     })  # fmt: skip
     where = layout.layout(config, each)
-    assert (where.world, where.tensor, where.pipeline) == (gpus, tensor, pipeline)
     return Work(config.program, values_of(config, where), where, gpus // each, False, True)
 
 
@@ -72,7 +85,7 @@ def steps() -> Iterator[tuple[str, site.StepTime, float]]:
     for table in TABLES:
         for row in table["rows"]:
             done = fitting(table, row)
-            rates = costs.published(table["card"], done.precision)
+            rates = timing.published(table["card"], done.precision)
             found = site.step(done, rates, [])
             assert found
             assert done.shape
@@ -97,11 +110,11 @@ def test_a_published_run_is_in_the_forecasts_range(found: site.StepTime, ms: flo
 def test_a_card_that_nobody_published_runs_of_has_a_wider_range(card: str, wider: bool) -> None:
     """Any card's was as narrow as an H100's, where the host keeps up."""
     done = fitting(TABLES[1], TABLES[1]["rows"][0])
-    rates = costs.published(card, done.precision)
+    rates = timing.published(card, done.precision)
     found = site.step(done, rates, [])
     assert found
     assert found.cost
-    assert costs.kind(done, found.cost) == costs.BUSY
+    assert timing.kind(done, found.cost) == timing.BUSY
     assert ("a prediction" in found.source) is wider
 
 
@@ -114,34 +127,20 @@ def test_most_published_runs_are_within_a_fifth() -> None:
 def of_experts(row: list[Any]) -> tuple[site.StepTime, float]:
     """GPT OSS 120B's forecast, and the ms that it took."""
     card, gpus, pipeline, over, micro, batch, rate = row
-    length = OF_EXPERTS["sequence"]
-    config = RunConfig.model_validate({
-        "name": "a", "image": {"name": "x"}, "program": "pretrain_gpt.py", "gpus": 8,
-        "nodes": {"count": gpus // 8},
-        "model": {
-            "hidden_size": 2880, "num_attention_heads": 64, "kv_channels": 64,
-            "num_query_groups": 8, "num_layers": 36, "ffn_hidden_size": 2880, "swiglu": True,
-            "seq_length": length, "max_position_embeddings": length, "normalization": "RMSNorm",
-            "position_embedding_type": "rope", "untie_embeddings_and_output_weights": True,
-        },
-        "parallel": {
-            "pipeline_model_parallel_size": pipeline, "expert_model_parallel_size": over,
-            "use_distributed_optimizer": True,
-        },
-        "megatron_args": {
-            "num_experts": 128, "moe_router_topk": 4, "moe_grouped_gemm": True, **OVERLAPPED,
-        },
-        "training": {
-            "micro_batch_size": micro, "global_batch_size": batch, "bf16": True, "train_iters": 1,
-            "lr": 1e-3,
-        },
-        "data": {"mock": True, "vocab_size": OF_EXPERTS["vocabulary"]},
-    })  # fmt: skip
-    where = layout.layout(config, 8)
-    done = Work(config.program, values_of(config, where), where, gpus // 8, False, True)
-    found = site.step(done, costs.published(card, done.precision), [])
+    model = {
+        "hidden_size": 2880, "num_attention_heads": 64, "kv_channels": 64, "num_query_groups": 8,
+        "num_layers": 36, "ffn_hidden_size": 2880, "swiglu": True, "normalization": "RMSNorm",
+        "position_embedding_type": "rope", "untie_embeddings_and_output_weights": True,
+    }  # fmt: skip
+    parallel = {
+        "pipeline_model_parallel_size": pipeline, "expert_model_parallel_size": over,
+        "use_distributed_optimizer": True,
+    }  # fmt: skip
+    more = {"num_experts": 128, "moe_router_topk": 4, "moe_grouped_gemm": True, **OVERLAPPED}
+    done = upstreams(OF_EXPERTS, gpus, (micro, batch), model, parallel, more)
+    found = site.step(done, timing.published(card, done.precision), [])
     assert found
-    return found, 1000 * batch * length / gpus / rate
+    return found, 1000 * batch * OF_EXPERTS["sequence"] / gpus / rate
 
 
 @pytest.mark.parametrize("row", OF_EXPERTS["experts"], ids=lambda row: f"{row[0]} {row[4:6]}")
@@ -151,6 +150,6 @@ def test_published_experts_are_in_the_forecasts_range(row: list[Any]) -> None:
     found, ms = of_experts(row)
     assert found.cost
     assert found.least <= ms <= found.most - found.cost.worst
-    least, most = costs.OFF[costs.BUSY_EXPERTS]
+    least, most = timing.OFF[timing.BUSY_EXPERTS]
     assert least <= found.ms / ms <= most
     assert "a prediction" not in found.source
