@@ -70,7 +70,8 @@ def again(
     def again(wanted: RunRequest, *jobs: Any, seen: bool = True) -> list[Plan]:
         made = replace(plan("gpt2-tiny.yaml"), run=RUN, checkpoints=str(save))
         labels = {**dict(made.labels), f"{LABEL}run": RUN, f"{LABEL}checkpoints": str(save)}
-        labels[f"{LABEL}node"] = str(wanted.config.nodes.rank)
+        if wanted.config.nodes.count > 1:
+            labels[f"{LABEL}node"] = str(wanted.config.nodes.rank)
         made = replace(made, labels=tuple(labels.items()))
         monkeypatch.setattr(start, "assemble", lambda *_: PlannedRun(made, ImageFacts()))
         monkeypatch.setattr(start.find, "jobs", lambda: [(None, one) for one in jobs])
