@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import sys
+from types import SimpleNamespace
+
 import pytest
 
+from launcher.agent.ranks import devices
 from launcher.agent.ranks.devices import able
 
 VOLTA, AMPERE, ADA, HOPPER, BLACKWELL = (7, 0), (8, 0), (8, 9), (9, 0), (12, 0)
@@ -35,3 +40,19 @@ VOLTA, AMPERE, ADA, HOPPER, BLACKWELL = (7, 0), (8, 0), (8, 9), (9, 0), (12, 0)
 )
 def test_able(capability: tuple[int, int], arch_list: str, expected: bool) -> None:
     assert able(capability, arch_list.split()) == expected
+
+
+def test_the_check_asks_torch_for_nothing_that_makes_a_cuda_context(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A context would take a GPU in exclusive mode from the rank that starts beside the check.
+
+    A stand-in for torch: what it has gives a device's properties, for which torch makes none.
+    """
+    known = {"get_device_name": lambda number: "a GPU", "get_arch_list": lambda: ["sm_90"]}
+    known |= {"device_count": lambda: 1, "get_device_capability": lambda number: HOPPER}
+    monkeypatch.setattr(devices.signal, "signal", lambda *_: None)
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=SimpleNamespace(**known)))
+    devices.main()
+    told = json.loads(capsys.readouterr().out)
+    assert told == {"devices": [["a GPU", [*HOPPER]]], "arch_list": ["sm_90"]}
