@@ -360,7 +360,10 @@ if special == "third":  # in its first layer back; then it is done again, as aft
             print("again")
             return step(trainer, iter([batch]))
     training.Trainer.step = again
-training.begin(given, layout).run()
+(run := training.begin(given, layout)).run()
+if given.bf16 and way:
+    read = {str(x.gradient.dtype) for x in (*run.steps.common, *run.steps.of_experts)}
+    print("read in", *read)
 print("graphs", torch._dynamo.utils.counters["stats"]["unique_graphs"])
 torch.distributed.destroy_process_group()
 """
@@ -403,6 +406,12 @@ EXPERTS = (*MIXTRAL.split(), *EXPERT.split(), "--init-method-std", "0.3")
                      marks=pytest.mark.long),
         pytest.param("layers,laid", ("--bf16", *EXPERTS[:-4]), id="experts-places",
                      marks=pytest.mark.long),
+        pytest.param("layers,laid", ("--bf16", *EXPERTS[:-2], SHARED), id="experts-over-places",
+                     marks=pytest.mark.long),
+        pytest.param("layers,peer", ("--bf16", *EXPERTS[:-2], "--num-layers", "1"),
+                     id="experts-over-peer"),
+        pytest.param("layers,peer", ("--bf16", *EXPERTS[:-2], SHARED), id="experts-over-peer-shared",
+                     marks=pytest.mark.long),
         pytest.param("layers", (*EXPERTS[:-4], "--pipeline-model-parallel-size", "2"),
                      id="experts-pipeline", marks=pytest.mark.long),
         pytest.param("layers", (*EXPERTS, *AGAIN.split(), "--micro-batch-size", "1"),
@@ -438,6 +447,10 @@ def test_two_compiled_ranks_equal_eager_ones(
     assert not re.search("no kernels|not compiled: Ru", compiled.output), compiled.output
     assert (", symmetric memory" in compiled.output) == way.endswith("peer")
     assert ("laid True" in compiled.output) == way.endswith("laid")
+    several = "--micro-batch-size" in options
+    if "--bf16" in options:
+        kind = "torch.float32" if several else "torch.bfloat16"
+        assert set(re.findall("read in (.*)", compiled.output)) == {kind}, compiled.output
     step = 2e-3 if "--bf16" in options else 1e-5
     assert compiled.losses == pytest.approx(eager.losses, abs=step)
     assert compiled.grad_norms == pytest.approx(eager.grad_norms, abs=max(10 * step, 2e-3))
