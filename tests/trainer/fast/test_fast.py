@@ -410,7 +410,7 @@ EXPERTS = (*MIXTRAL.split(), *EXPERT.split(), "--init-method-std", "0.3")
                      marks=pytest.mark.long),
         pytest.param("layers,peer", ("--bf16", *EXPERTS[:-2], "--num-layers", "1"),
                      id="experts-over-peer"),
-        pytest.param("layers,peer", ("--bf16", *EXPERTS[:-2], SHARED), id="experts-over-peer-shared",
+        pytest.param("layers,peer", ("--bf16", *EXPERTS[:-2], SHARED), id="experts-over-shared",
                      marks=pytest.mark.long),
         pytest.param("layers", (*EXPERTS[:-4], "--pipeline-model-parallel-size", "2"),
                      id="experts-pipeline", marks=pytest.mark.long),
