@@ -60,6 +60,7 @@ class DeviceAdam:
             self.growth, self.hysteresis = (torch.tensor(x, device=device) for x in trackers)
         self.halves: list[Buffer] = []
         self.spread: Callable[[], None] = self._gather
+        self.arrive: Callable[[], None] = lambda: None  # once the other replica's gradients have
         self.compile_with(compiled)
 
     def _gather(self) -> None:
@@ -121,7 +122,10 @@ class DeviceAdam:
         Without a loss scale it always is, and says so without the device.
         """
         given, scaled = self.arguments, self.scaler is not None
-        squares = self._all_squares() if given.clip_grad > 0 or scaled else None
+        normed = given.clip_grad > 0 or scaled
+        of_experts = self._squares_of(self.of_experts) if normed and self.of_experts else None
+        self.arrive()
+        squares = self._all_squares(of_experts) if normed else None
         scale = self.scaler.scale.view(()) if scaled else None
         kept = (self.rates, self.steps, self.norm, self.taken)
         betas = (given.adam_beta1, given.adam_beta2)
@@ -138,7 +142,7 @@ class DeviceAdam:
             self._rescale()
         return self.taken if scaled else True, self.norm if given.clip_grad > 0 else None
 
-    def _all_squares(self) -> torch.Tensor:
+    def _all_squares(self, of_experts: torch.Tensor | None) -> torch.Tensor:
         """The sum of squares of all the gradients, fp32 [], in the same bits on all ranks."""
         squares = self._squares_of(self.common)
         several = torch.distributed.get_world_size(self.replicas) > 1
@@ -148,10 +152,9 @@ class DeviceAdam:
         split = torch.distributed.get_world_size(self.group) > 1
         if split:
             torch.distributed.all_reduce(squares, group=self.group)
-        if self.of_experts:
-            theirs = self._squares_of(self.of_experts)
-            torch.distributed.all_reduce(theirs, group=_where_summed(self.inners[1]))
-            squares = squares + theirs
+        if of_experts is not None:
+            torch.distributed.all_reduce(of_experts, group=_where_summed(self.inners[1]))
+            squares = squares + of_experts
         if several and (split or not shared):  # each has summed for itself
             first = torch.distributed.get_process_group_ranks(self.replicas)[0]
             torch.distributed.broadcast(squares, first, group=self.replicas)

@@ -126,6 +126,7 @@ class GatheredGradients:
         if self.peer:
             self.other, self.sent = self.peer.empty(self.own)
             self.other.zero_()
+            steps.arrive = self.peer.join
         else:
             self.other = torch.zeros_like(self.own)
         steps.read(steps.common, self.own, self.other)
@@ -197,14 +198,15 @@ class GatheredGradients:
         """Send the other replica what it steps by, for what is stepped by here.
 
         At once: on two H100s, 124 MB each way take 0.45 ms by NCCL, and 1.08 in six shares. Written
-        to the other's memory they take 0.34.
+        to the other's memory they take 0.34, beside the squares of experts' gradients.
         """
         group = replica_group()
         rank, sizes = torch.distributed.get_rank(group), [0, 0]
         sent, kept = self.shares[1 - rank], self.shares[rank]
         if self.peer:
-            self.sent[sent].copy_(self.own[sent])
-            self.peer.meet()
+            with self.peer.beside():
+                self.sent[sent].copy_(self.own[sent])
+                self.peer.meet()
             return
         sizes[1 - rank] = len(self.own[sent])
         torch.distributed.all_to_all_single(theirs[kept], self.own[sent], sizes, sizes, group=group)

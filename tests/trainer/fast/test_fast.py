@@ -325,11 +325,12 @@ if way:
     fast.choose = lambda *_: fast.Path("whole", way, False)
 sys.path.append(os.environ["TESTS"])
 import stand_ins
-if way == "kernels" or given.num_experts:
+if way == "kernels" or given.num_experts or special == "peer":
     stand_ins.install()
 if special == "peer":
-    from launcher.trainer.fast import device_adam, gradients
-    gradients.Peer, gather = stand_ins.Peer, device_adam.gather
+    from launcher.trainer.fast import device_adam, experts, gradients
+    gradients.Peer = experts.Peer = stand_ins.Peer
+    gather = device_adam.gather
     device_adam.gather = lambda inner, whole: gather(inner, True)  # as on a GPU
 if special == "laid":  # as on a GPU
     from launcher.trainer.fast import device_adam, experts
@@ -508,6 +509,29 @@ def test_a_step_that_fails_leaves_nothing_to_the_next(
         assert each.code == 0, each.output
         assert each.losses == pytest.approx(eager.losses, abs=1e-2)
         assert each.grad_norms == pytest.approx(eager.grad_norms, rel=0.03)
+
+
+SIZES = """
+from launcher.agent import compat
+compat.prepare()
+import torch
+from launcher.trainer.fast import device_adam, fast
+compile, seen = torch.compile, []
+def kept(graph, inputs):
+    seen.append([x for x in inputs if isinstance(x, (int, torch.SymInt))])
+    return graph.forward
+torch.compile = lambda function, options, **given: compile(function, backend=kept, **given)
+squares = fast.compile_alike(device_adam._squares)
+for size in (64, 96, 128):
+    squares(torch.ones(size), None, None)
+print("sizes", seen)
+"""
+
+
+def test_a_second_buffers_kernel_knows_its_size(tmp_path: Path) -> None:
+    """Experts' was compiled for any size, as the second: Adam took 3.96 ms for 2.86."""
+    (script := tmp_path / "sizes.py").write_text(SIZES)
+    assert "sizes [[], [], []]" in start(1, str(script)).output
 
 
 DROPPED = """
