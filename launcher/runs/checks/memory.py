@@ -212,8 +212,7 @@ def _needed(
                 beside = max(beside, kept + logits / copies * EVALUATED - sum(parts[3:]))
         elif alike:  # as much in 16 bits: trainer/fast/gradients.py
             beside += apart * (sharers == 1) + (weights - apart) * (where.world <= PAIR)
-        if alike and where.world == PAIR:
-            beside += weights - apart  # and the other replica's
+        beside += (weights - apart) * (alike and where.world == PAIR)  # and the other replica's
         if laid:
             largest = max(parameters / (where.data * where.context), expert_layers * own / sharers)
             beside = max(beside, LAID * largest - sum(parts[3:]))
