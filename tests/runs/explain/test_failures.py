@@ -62,7 +62,7 @@ SYNTAX = re.compile(r"\\[A-Za-z]|\(\?P?<?[a-z_]*[>:]?")  # of an expression: \w,
 
 
 def fixed_words(says: str, text: str) -> set[str]:
-    """The words of what an expression matches in a text that stand in the expression as they are."""
+    """The words of an expression's match in a text that stand as they are in the expression."""
     match = re.search(says, words(text), re.MULTILINE)
     written = set(WORD.findall(SYNTAX.sub(" ", says)))
     return written.intersection(WORD.findall(match[0])) if match else set()
