@@ -60,8 +60,7 @@ class Failure:
     raised: where Megatron raises what is else unknown (refusals.py). cause: the end that shows it
     alone (EndCause). sets: KEY=VALUE that `resume` has to set. of_node: a fault of the machine that
     writes it. warns: a warning may show it; an unknown error after its report outranks it. located:
-    it says but where it failed; its cure is what to try first. row: its name before a log's words
-    are in it.
+    it says but where it failed; its cure is a first step. row: its name before words are in it.
     """
 
     name: str
