@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,7 +16,7 @@ from launcher.runs.plan.plan import Plan, Stamp, make_plan
 from launcher.runs.plan.resolved import resolve
 from launcher.runs.runfile import source
 from launcher.runs.runfile.config import RunConfig
-from launcher.runs.runfile.source import Origin, Override
+from launcher.runs.runfile.source import Origin, RunRequest
 from launcher.runs.runfile.values import Gpus
 
 PAYLOAD = Payload("PAYLOAD", "/home/user/runs/.payloads/PAYLOAD")
@@ -33,6 +34,17 @@ STAMP = Stamp(run="0a1b2c3d", created="2025-01-02T03:04:05+00:00")
 MINIMAL = "name: a\nimage: cpu\ngpus: 0\ndata: {mock: true}\n"
 
 Planner = Callable[..., Plan]
+
+
+def load(name: str, *sets: str) -> tuple[RunConfig, Origin]:
+    """A preset or a run file, with --set arguments."""
+    return source.load(name, [source.parse_set(one) for one in sets])
+
+
+def request(cwd: str = "/", rest: tuple[str, ...] = (), **sections: Any) -> RunRequest:
+    """What a run file of these sections asks for."""
+    config = RunConfig.model_validate({"name": "a", "image": "cpu", "gpus": 0} | sections)
+    return RunRequest(config, Origin("run.yaml", {}, {}), cwd, rest)
 
 
 def plan_of(
@@ -81,9 +93,7 @@ def plan(write: Callable[[str], str]) -> Planner:
         host: Host = HOST,
         rest: tuple[str, ...] = (),
     ) -> Plan:
-        overrides: list[Override] = [source.parse_set(one) for one in sets]
-        name = write(text) if "\n" in text else text
-        config, origin = source.load(name, overrides)
+        config, origin = load(write(text) if "\n" in text else text, *sets)
         return plan_of(config, origin, facts, host, rest=rest)
 
     return plan

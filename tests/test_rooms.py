@@ -19,7 +19,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "launcher"
 PAGE = (ROOT / "docs/architecture.md").read_text(encoding="utf-8").partition("\n## Files\n")[0]
-LISTED = PAGE.partition("\n## Packages\n")[2]
+LISTED = PAGE.partition("\n## Folders\n")[2]
 ROWS = re.findall(r"^\| (`[a-z/]+`(?:, `[a-z/]+`)*) \| (.*) \|$", LISTED, re.MULTILINE)
 ROOMS = [
     f"{room}{part}".strip("/").replace("/", ".")

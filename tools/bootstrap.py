@@ -132,14 +132,11 @@ def locked(folder: Path) -> Iterator[None]:
     if importlib.util.find_spec("fcntl") is None:
         yield
         return
-    import fcntl
+    sys.path.insert(0, str(ROOT))
+    from launcher.base import files  # of the standard library alone
 
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
+    with files.folder_lock(folder):
         yield
-    finally:
-        os.close(handle)
 
 
 def python_in(venv: Path) -> Path:

@@ -43,10 +43,10 @@ def make_base() -> None:
     """Make what of a base needs no package; where that fails, the demo makes it again."""
     from launcher.base.errors import LauncherError
     from launcher.base.settings import settings
-    from launcher.images.engine.private import base
+    from launcher.images.engine.private import debian
 
     with suppress(LauncherError, OSError, KeyboardInterrupt):
-        base.make_layer(settings().cache / "bases", print)
+        debian.make_layer(settings().cache / "bases", print)
 
 
 def needs_base() -> bool:

@@ -17,7 +17,7 @@ PAGE = Path(__file__).parents[1] / "docs" / "failures.md"
 HEAD = """\
 # Known failures
 
-For people with a failed run: the failures that `launcher explain` knows, by family, and the first
+For people with a failed run: the failures that `launcher explain` knows, by topic, and the first
 step against each. When a run fails, its last lines name the failure and the cure, too.
 
 ```sh
@@ -43,14 +43,14 @@ FIELD = re.compile(r":? ?\{\w+\}")
 
 def page() -> str:
     """The whole page, without the rows of what an error says itself."""
-    named = (known for known in table() if known.family != SAYS_ITSELF)
-    families = groupby(named, key=lambda known: known.family)
-    parts = (f"\n## {name}\n\n{_family(list(rows))}" for name, rows in families)
+    named = (known for known in table() if known.topic != SAYS_ITSELF)
+    topics = groupby(named, key=lambda known: known.topic)
+    parts = (f"\n## {name}\n\n{_topic(list(rows))}" for name, rows in topics)
     return f"{HEAD}\n{OPEN}{''.join(parts)}\n{CLOSE}"
 
 
-def _family(rows: list[Failure]) -> str:
-    """The table of a family's failures with one cause each, and the list of the others."""
+def _topic(rows: list[Failure]) -> str:
+    """The table of a topic's failures with one cause each, and the list of the others."""
     cells = ([_name(known), first_step(known)] for known in rows if not known.either)
     lines = (f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |" for row in cells)
     several = (f"- {_name(known)}" for known in rows if known.either)

@@ -29,7 +29,7 @@ WAITING = "waiting for the host"
 PYTHON = "Python and the rest"
 OTHER = "others"
 
-FAMILIES = tuple(
+PATTERNS = tuple(
     (family, re.compile(pattern, re.IGNORECASE))
     for family, pattern in (
         (COMMUNICATION, r"nccl|nvshmem|gloo|c10d::|userbuffers|all_?reduce|all_?gather"),
@@ -73,7 +73,7 @@ STEP = "ProfilerStep"
 @lru_cache(maxsize=1 << 14)
 def family(name: str) -> str:
     """The family of a kernel or operator, by its name."""
-    return next((one for one, pattern in FAMILIES if pattern.search(name)), OTHER)
+    return next((one for one, pattern in PATTERNS if pattern.search(name)), OTHER)
 
 
 @dataclass(frozen=True)

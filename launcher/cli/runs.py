@@ -287,7 +287,6 @@ def prune(args: Namespace) -> int:
     from launcher.runs.follow import find
     from launcher.runs.records import record as records
     from launcher.runs.records import runs
-    from launcher.tools.bisect import kept
 
     if not (args.state or args.name or args.older_than or args.since or args.keep):
         raise UsageError(
@@ -297,7 +296,11 @@ def prune(args: Namespace) -> int:
     if args.keep < 0:
         raise UsageError(f"--keep {args.keep} is no number of runs")
     jobs, silent = find.everywhere()
-    freed, known = 0, [*runs.known(job for _, job in jobs), *kept.summaries()]
+    freed, known = 0, runs.known(job for _, job in jobs)
+    with suppress(ModuleNotFoundError):  # the tool may be deleted
+        from launcher.tools.bisect import kept
+
+        known += kept.summaries()
     known.sort(key=lambda run: run.created, reverse=True)
     for run in runs.to_prune(known, _filter(args), args.keep):
         size = 0 if args.dry_run else runs.prune(run)

@@ -30,7 +30,7 @@ from launcher.images.builder import inputs
 from launcher.images.builder.image import REPOSITORY, BuildRequest, Builds
 from launcher.images.engine import acquire, connect
 from launcher.images.engine.connect import engine_host, is_private, socket_fault
-from launcher.images.engine.private import base, packages, private
+from launcher.images.engine.private import debian, packages, private
 from launcher.images.matrix.load import load_lock, load_matrix
 from launcher.images.matrix.recipe import sha256_of_pin
 from launcher.images.matrix.requirements import pinned_versions
@@ -130,14 +130,14 @@ def _base_ahead(site: Settings, progress: Progress) -> threading.Thread:
     Where it fails, `acquire.bases` makes it again and says why.
     """
     python = load_matrix(site.matrix).rows[TAGS[-1]].python
-    wanted = (None, "", base.STANDIN_EPOCH, python)
+    wanted = (None, "", debian.STANDIN_EPOCH, python)
 
     def make() -> None:
         progress.note(
             "no engine answers; a private one reaches no registry, so its base is made here"
         )
         with suppress(EngineError, OSError):
-            base.debian_base(*wanted, cache=site.cache / "bases", say=progress.note)
+            debian.debian_base(*wanted, cache=site.cache / "bases", say=progress.note)
 
     thread = threading.Thread(target=make if _takes_an_engine(site) else None)
     thread.start()

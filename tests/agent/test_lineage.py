@@ -213,7 +213,8 @@ def test_it_looks_when_the_tracker_has_changed_and_at_the_end(
 def test_what_cannot_be_removed_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     refuse = Mock(side_effect=PermissionError(13, os.strerror(13), str(tmp_path)))
     monkeypatch.setattr(folders, "prune", refuse)
-    saved(tmp_path, A, 1)
     said: list[str] = []
-    retention.Retention(tmp_path, A, 1, said.append).look()
+    kept = retention.Retention(tmp_path, A, 1, said.append)
+    saved(tmp_path, A, 1)
+    kept.look()
     assert said == [f"checkpoints in {tmp_path} can't be signed or removed: Permission denied"]

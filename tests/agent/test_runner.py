@@ -35,6 +35,7 @@ from launcher.runs.plan.job import EndCause
 
 from .conftest import SetGpus, going_on, python, runner_command
 from .test_folders import distributed
+from .test_lineage import saved
 
 
 def job(*argv: str, environ: dict[str, str] | None = None) -> RankJob:
@@ -394,6 +395,30 @@ def test_gpus_are_checked_while_ranks_start(
     told = done.stderr.splitlines()
     assert len(told) == len(lines), told
     assert all(map(str.startswith, told, [f"runner: {line}" for line in lines])), told
+
+
+@pytest.mark.parametrize(
+    ("there", "nodes", "then", "code"), [(0, 1, "99", 121), (1, 2, "99", 121), (1, 1, "2", 2)]
+)
+def test_a_run_that_is_refused_changes_no_checkpoint(
+    gpus: SetGpus, tmp_path: Path, there: int, nodes: int, then: str, code: int
+) -> None:
+    """With `keep`, a resume on GPUs that don't fit, here or on another node, removed old ones."""
+    gpus(there)
+    root, program = tmp_path / "checkpoints", tmp_path / "program.py"
+    root.mkdir()
+    saved(root, "aaaaaaaa", 1, 2, 3)
+    before = {path: path.stat().st_mtime_ns for path in root.rglob("*")}
+    program.write_text(f"import time\ntime.sleep({then} - 2)\nraise SystemExit({then})\n")
+    options = ["--keep", "1", "--checkpoints", str(root), "--nodes", str(nodes)]
+    options += ["--master-addr", "127.0.0.1", "--master-port", str(free_port()), "--node-rank"]
+    with contextlib.ExitStack() as several:
+        for node in reversed(range(nodes)):  # the second has a GPU too few
+            more = [*options, str(node)]
+            command = runner_command(node + 1, str(program), options=more, cpu=False)
+            first = several.enter_context(going_on(command))
+    assert first.code == code, first.output
+    assert {path: path.stat().st_mtime_ns for path in root.rglob("*")} == before
 
 
 def test_a_check_of_gpus_that_a_stop_ends_refuses_no_run(gpus: SetGpus, tmp_path: Path) -> None:

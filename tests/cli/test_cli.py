@@ -8,6 +8,7 @@ import io
 import json
 import shlex
 import subprocess
+import sys
 from argparse import Namespace
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
@@ -28,6 +29,37 @@ NO_ROOM = (
     "  Raise what `ulimit -v` and `ulimit -u` show, or free memory."
 )
 """Under a small `ulimit -v`, `ps` ended with 70, as if the launcher were wrong."""
+
+ROOT = Path(__file__).parents[2]
+
+
+WITHOUT_TOOLS = """
+import sys
+from launcher import cli
+
+class Deleted:
+    refused = ("launcher.tools.",)
+    def find_spec(self, name, path=None, target=None):
+        if f"{name}.".startswith(self.refused):
+            raise ModuleNotFoundError(name=name)
+
+sys.meta_path.insert(0, deleted := Deleted())
+cli.parser()  # of all commands
+deleted.refused = tuple(f"launcher.tools.{tool}." for tool in sys.argv[1:])
+words = ["runs prune --keep 1", "matrix list", "init"]
+assert [cli.main(line.split()) for line in words] == [0] * len(words)
+"""
+
+
+def test_tools_may_be_deleted() -> None:
+    """`runs prune` needed bisect. Their import is refused here, as that of what isn't there."""
+    page = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
+    listed = page.partition("You may delete")[2].partition("the tools")[2].partition("backends")[0]
+    tools = [name for name in listed.split("`") if name.isidentifier()]
+    assert {"bisect", "board"} < {*tools}
+    command = [sys.executable, "-c", WITHOUT_TOOLS, *tools]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize(

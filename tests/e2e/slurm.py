@@ -6,7 +6,7 @@ import os
 import socket
 import subprocess
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from launcher.images.engine.private import packages
@@ -17,6 +17,7 @@ CONFIG = """\
 ClusterName=launchpad
 SlurmctldHost={host}(127.0.0.1)
 SlurmctldPort={control}
+FirstJobId={first_job}
 AuthType=auth/none
 CredType=cred/none
 PluginDir={plugins}
@@ -54,6 +55,23 @@ def _ports(number: int) -> list[int]:
         return [listener.getsockname()[1] for listener in found]
 
 
+JOBS = 100
+"""The most of one cluster."""
+
+
+def _first_job(held: ExitStack) -> int:
+    """The number of a cluster's first job. By these numbers jobs choose the port to meet on.
+
+    Two clusters on one machine, each with a job 1, met on one port. The port before the first job's
+    is taken until `held` ends: no other cluster here has these numbers.
+    """
+    for before in range(10000 - JOBS, 0, -JOBS):
+        with suppress(OSError):
+            held.enter_context(socket.create_server(("127.0.0.1", 20000 + before)))
+            return before + 1
+    raise RuntimeError("too many clusters on one machine")
+
+
 @contextmanager
 def cluster(cache: Path, folder: Path, nodes: int = 2) -> Iterator[dict[str, str]]:
     """The variables with which Slurm's programs are found, and this cluster by them."""
@@ -72,8 +90,6 @@ def cluster(cache: Path, folder: Path, nodes: int = 2) -> Iterator[dict[str, str
         for name, port in zip(names, ports, strict=True)
     )
     more = {"control": control, "lines": lines, "cpus": os.cpu_count()}
-    text = CONFIG.format(host=host, folder=folder, plugins=plugins, **more)
-    (folder / "slurm.conf").write_text(text)
     (folder / "gres.conf").write_text(GPUS.format(last=nodes - 1))
     (folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")
     for name in ("slurmctld", "slurmd", "slurmstepd"):  # which know what they are by their names
@@ -82,6 +98,9 @@ def cluster(cache: Path, folder: Path, nodes: int = 2) -> Iterator[dict[str, str
     slurmd = [str(folder / "slurmd"), "-D", "-d", str(folder / "slurmstepd"), "-N"]
     daemons += [[*slurmd, node] for node in names]
     with ExitStack() as running:
+        more["first_job"] = _first_job(running)
+        text = CONFIG.format(host=host, folder=folder, plugins=plugins, **more)
+        (folder / "slurm.conf").write_text(text)
         # What a test that ran out of its time has left goes on under a slurmstepd of its own.
         running.callback(killed_with, f"SLURM_CONF={env['SLURM_CONF']}")
         for number, argv in enumerate(daemons):

@@ -19,7 +19,7 @@ from launcher.base.screen import Progress
 from launcher.base.settings import Settings
 from launcher.images.builder import verify
 from launcher.images.builder.image import BuildRequest, Builds
-from launcher.images.engine.private.base import STANDIN_EPOCH, debian_base
+from launcher.images.engine.private.debian import STANDIN_EPOCH, debian_base
 from launcher.images.engine.private.packages import unpack
 from launcher.images.oci.container import find_image
 from tests.conftest import NAMES
@@ -81,6 +81,8 @@ def _emulated(site: Settings) -> Iterator[None]:
         pytest.skip("this kernel, or this container, has no binfmt_misc")
     program = unpack(site.cache / "qemu", ["qemu-user-static"]) / "usr/bin/qemu-aarch64-static"
     name = f"{NAMES}-aarch64"
+    if (FORMATS / name).exists():  # of a session of these tests that was killed
+        (FORMATS / name).write_text("-1")
     said = FORMAT.format(name=name, zeros="\\x00" * 9, mask=MASK, program=program)
     (FORMATS / "register").write_text(said)
     yield

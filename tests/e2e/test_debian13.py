@@ -17,7 +17,7 @@ from launcher.base.screen import Progress
 from launcher.base.settings import ROOT, Settings
 from launcher.images.engine import acquire
 from launcher.images.engine.acquire import BaseNames
-from launcher.images.engine.private.base import STANDIN_EPOCH, debian_base
+from launcher.images.engine.private.debian import STANDIN_EPOCH, debian_base
 from launcher.images.matrix.load import load_lock, load_matrix
 from launcher.images.matrix.schema import caution, misfit
 from launcher.images.sources.fetch import wheels

@@ -23,7 +23,7 @@ from launcher.images.builder import beside
 from launcher.images.builder.image import BuildRequest, Builds
 from launcher.images.engine import acquire
 from launcher.images.engine.private import packages, private
-from launcher.images.engine.private.base import STANDIN_EPOCH, debian_base
+from launcher.images.engine.private.debian import STANDIN_EPOCH, debian_base
 from launcher.images.matrix.recipe import sha256_of_pin
 from launcher.images.sources.fetch import cached
 from tests.conftest import NAMES

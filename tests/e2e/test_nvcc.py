@@ -17,7 +17,7 @@ from launcher.base.errors import BuildError
 from launcher.base.screen import Progress
 from launcher.base.settings import Settings
 from launcher.images.builder.image import BuildRequest, Builds
-from launcher.images.engine.private.base import STANDIN_EPOCH, debian_base
+from launcher.images.engine.private.debian import STANDIN_EPOCH, debian_base
 from launcher.images.sources import extensions
 from tests.conftest import NAMES
 from tests.e2e.command import in_image, matrix_folder

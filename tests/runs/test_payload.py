@@ -82,15 +82,6 @@ def test_it_runs_by_its_path_whatever_else_is_called_launcher(tmp_path: Path) ->
     assert "--processes-per-node" in done.stdout
 
 
-def test_a_script_may_have_a_package_of_the_same_name(tmp_path: Path) -> None:
-    kept = payload.keep(tmp_path / "runs")
-    (tmp_path / "launcher").mkdir()
-    (tmp_path / "launcher/__init__.py").write_text("who = 'mine'")
-    (tmp_path / "script.py").write_text("import launcher, sys; print(launcher.who, sys.argv[1])")
-    done = run(kept, "ranks.stacks", str(tmp_path / "script.py"), "x")
-    assert (done.returncode, done.stdout, done.stderr) == (0, "mine x\n", "")
-
-
 def test_the_archive_is_the_same_each_time_and_fits_a_config_map(tmp_path: Path) -> None:
     kept = payload.keep(tmp_path)
     packed = payload.archive(kept.folder)
@@ -138,18 +129,25 @@ def test_an_old_python_is_named(tmp_path: Path) -> None:
     assert "is Python 3.8, and 3.10 or later is needed: name one as image.python" in done.stderr
 
 
-def test_nothing_of_the_launchers_own_folder_is_on_a_runs_path(tmp_path: Path) -> None:
-    """An installed launcher lies among packages in versions that the run may not want."""
+def test_a_script_sees_its_own_packages_and_nothing_of_the_launchers_folder(tmp_path: Path) -> None:
+    """An installed launcher lies among packages in versions that the run may not want.
+
+    A script may have a package of the same name.
+    """
     kept = payload.keep(tmp_path / "runs")
-    (tmp_path / "venv").mkdir()
-    (tmp_path / "venv/pydantic.py").write_text("VERSION = 'the run’s own'")
-    (tmp_path / "script.py").write_text(
-        "import sys, pydantic; print(pydantic.VERSION, *sys.path, sep='\\n')"
-    )
+    for name, text in {
+        "venv/pydantic.py": "VERSION = 'the run’s own'",
+        "launcher/__init__.py": "who = 'mine'",
+        "script.py": "import sys, launcher, pydantic\n"
+        "print(launcher.who, sys.argv[1], pydantic.VERSION, *sys.path, sep='\\n')",
+    }.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
     script, own = str(tmp_path / "script.py"), str(tmp_path / "venv")
-    done = run(kept, "ranks.stacks", script, PYTHONPATH=own, PYTHONUTF8="1")
-    version, first, *path = done.stdout.splitlines()
-    assert (version, first) == ("the run’s own", str(tmp_path))
+    done = run(kept, "ranks.stacks", script, "x", PYTHONPATH=own, PYTHONUTF8="1")
+    assert (done.returncode, done.stderr) == (0, "")
+    who, word, version, first, *path = done.stdout.splitlines()
+    assert (who, word, version, first) == ("mine", "x", "the run’s own", str(tmp_path))
     plain = [sys.executable, "-c", "import sys; print(*sys.path, sep='\\n')"]
     own_path = subprocess.run(
         plain, capture_output=True, text=True, check=True, cwd=tmp_path

@@ -18,7 +18,7 @@ from launcher.base.settings import settings
 from launcher.images.builder import inputs
 from launcher.images.builder.image import BuildRequest
 from launcher.images.engine import connect
-from launcher.images.engine.private import base, private
+from launcher.images.engine.private import debian, private
 from launcher.tools import demo
 from launcher.tools.demo import DemoError, DemoLosses
 
@@ -109,7 +109,7 @@ def test_the_base_is_made_while_an_engine_is_fetched(
     monkeypatch.setattr(connect, "_default_hosts", lambda env: [("unix:///nowhere", "a test")])
     monkeypatch.setattr(private, "unsupported", lambda: "")
     asked = list[object]()
-    monkeypatch.setattr(base, "debian_base", lambda client, *_, **__: asked.append(client))
+    monkeypatch.setattr(debian, "debian_base", lambda client, *_, **__: asked.append(client))
     if there:
         (tmp_path / there).parent.mkdir(parents=True)
         (tmp_path / there).touch()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,8 +17,9 @@ POLL_SECONDS = 5.0
 class Retention:
     """Lets the complete checkpoints of a `line` under `root` say so, and keeps the newest `keep`.
 
-    It looks when the tracker has changed, which is what a program writes last. What it removes,
-    or can't, it passes to `say`. Where another run has taken the folder over, it does nothing.
+    It looks when the tracker has changed since the start, which a program writes last: a run that
+    is refused, or fails before it saves, removes nothing. What it removes, or can't, it passes to
+    `say`. Where another run has taken the folder over, it does nothing.
     """
 
     root: Path
@@ -28,6 +30,8 @@ class Retention:
     seen: int = 0
 
     def __post_init__(self) -> None:
+        with suppress(OSError):
+            self.seen = self._changed()
         self.ended = threading.Event()
         self.thread = threading.Thread(target=self._watch, daemon=True)
 
@@ -47,7 +51,7 @@ class Retention:
     def look(self) -> None:
         """Sign what is complete and remove what is too old, if the tracker has changed since."""
         try:
-            changed = (self.root / folders.TRACKER).stat().st_mtime_ns
+            changed = self._changed()
             claimed = lineage.claimed(self.root)
             if changed == self.seen or (claimed and claimed.holder != self.holder):
                 return
@@ -63,3 +67,7 @@ class Retention:
             return
         if removed:
             self.say(f"removed checkpoints {', '.join(path.name for path in removed)}")
+
+    def _changed(self) -> int:
+        """When the tracker was written last (ns). Raises `OSError`."""
+        return (self.root / folders.TRACKER).stat().st_mtime_ns

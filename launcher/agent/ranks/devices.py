@@ -50,8 +50,9 @@ def problem(devices: Sequence[Device], arch_list: Sequence[str]) -> str:
 def look() -> tuple[list[Device], list[str]]:
     """The visible GPUs, none where there is no driver, and torch's list of architectures.
 
-    A process of its own asks torch: one that does holds GPU memory until it ends. It ends with this
-    thread. Raises `RuntimeError` where CUDA can't be started.
+    A process of its own asks torch, and ends with this thread. What it asks makes no CUDA context
+    (pytorch/pytorch#99533): ranks beside it start on GPUs of compute mode exclusive, too. Raises
+    `RuntimeError` where CUDA can't be started.
     """
     command = [sys.executable, "-I", "-S", rank.__file__, str(os.getpid())]
     command += [sys.executable, start.__file__, "ranks.devices"]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from launcher.base.errors import EngineError
 from launcher.base.screen import Progress
 from launcher.base.settings import Settings
-from launcher.images.engine.private import base
+from launcher.images.engine.private import debian
 from launcher.images.oci import pull
 from launcher.images.oci.container import find_image
 
@@ -42,8 +42,8 @@ def bases(
         return own
     progress.note(f"{unpullable.problem.splitlines()[0]}: a Debian made here stands in for it")
     name = f"{STANDIN_NAME}:{row.abi}"
-    cache = site.cache / "bases"
-    base.debian_base(client, name, base.STANDIN_EPOCH, row.python, cache=cache, say=progress.note)
+    wanted = client, name, debian.STANDIN_EPOCH, row.python
+    debian.debian_base(*wanted, cache=site.cache / "bases", say=progress.note)
     return BaseNames(name, name)
 
 

@@ -241,8 +241,8 @@ class Row(StrictMatrix):
     `packages` are Python packages the base lacks, such as CPU torch; `interpreter` is the Python
     that is added to a base without one; `extensions` are compiled there, for the GPUs of
     `architectures`. `extras` are packages and named sets that are resolved against all of that. An
-    `untried` row was never built nor probed with its own base and torch, as far as is recorded: it
-    is built where it is named, and no status is expected of it.
+    `untried` row was never probed with its own torch, as far as is recorded: it is built where it
+    is named, and no status is expected of it.
     """
 
     base: Reference

@@ -26,7 +26,7 @@ from launcher.images.matrix.requirements import outdated, pinned_versions
 from launcher.images.matrix.schema import Matrix, caps_of
 from launcher.images.sources import fetch, index
 from launcher.images.sources.clash import NO_WHEEL
-from launcher.images.sources.resolve import RequirementSet, ResolvedSet, resolve
+from launcher.images.sources.uv import RequirementSet, ResolvedSet, resolve
 
 YEARS = timedelta(days=3 * 365)
 HEADER = "# Written by `launcher image build --extras`. Remove it to have it resolved anew.\n"

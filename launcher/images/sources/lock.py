@@ -33,7 +33,7 @@ from launcher.images.matrix.requirements import outdated, pinned_versions
 from launcher.images.matrix.schema import AMD64, GitSource, Matrix
 from launcher.images.oci import registry
 from launcher.images.sources import extensions, fetch, index, source
-from launcher.images.sources.resolve import RequirementSet, resolve
+from launcher.images.sources.uv import RequirementSet, resolve
 
 HEADER = "# Generated from matrix.yaml by `make lock`; do not edit.\n"
 AT_A_TIME = 6  # registries asked

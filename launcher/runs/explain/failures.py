@@ -45,12 +45,13 @@ RAISED, CHAINED, UNCAUGHT, ENDS, LOUD, ECHO, FAR = (
 )
 RAISED_OR_CHAINED = re.compile(f"{RAISED.pattern}|{CHAINED.pattern}", re.MULTILINE)
 NOTABLE = re.compile(f"{RAISED_OR_CHAINED.pattern}|{LOUD.pattern}", re.MULTILINE)
+HEAD = re.compile(r"\s*[\w.]+: *")  # an exception whose message begins on the next line
 COMMAND = re.compile(r"`([^`]+)`")  # a command in a cure
 
 
 @dataclass(frozen=True)
 class Failure:
-    """A row of known/FAMILY.yaml: a failure, and how a log shows it.
+    """A row of known/TOPIC.yaml: a failure, and how a log shows it.
 
     name: what failed, in a few words. cure: what mends it. either: several causes, each with its
     cure, the likeliest first; such a row, like a report, is but a clue. source: threads that report
@@ -59,16 +60,16 @@ class Failure:
     output. who: whose words they are (loglines.SPEAKERS), "" for anybody's. kind: one of KINDS.
     raised: where Megatron raises what is else unknown (refusals.py). cause: the end that shows it
     alone (EndCause). sets: KEY=VALUE that `resume` has to set. of_node: a fault of the machine that
-    writes it. warns: a warning may show it; an unknown error after its report outranks it. of_code:
-    its causes hold for code of installed packages alone. located: it says but where it failed; its
-    cure is what to try first. row: its name before a log's words are in it.
+    writes it. warns: a warning may show it; an unknown error after its report outranks it. located:
+    it says but where it failed; its cure is what to try first. row: its name before a log's words
+    are in it.
     """
 
     name: str
     source: str
     since: str
     says: tuple[str, ...]
-    family: str
+    topic: str
     cure: str = ""
     either: tuple[str, ...] = ()
     who: str = ""
@@ -78,7 +79,6 @@ class Failure:
     sets: str = ""
     of_node: bool = False
     warns: bool = False
-    of_code: bool = False
     located: bool = False
     row: str = ""
 
@@ -99,18 +99,9 @@ class Failure:
         """What mends it; of several causes all, the likeliest first."""
         return self.cure or "; or ".join(self.either)
 
-    def filled(self, match: re.Match[str], before: list[Words]) -> Failure | None:
-        """The row with what a match and the lines before it name in its texts, at {words}.
-
-        None where no traceback shows whose code it is, and its causes depend on that.
-        """
-        frames = stated.traceback(before)
-        if self.of_code and not frames:
-            return None
-        if self.of_code and not stated.TIED.search(frames[-1][1]):
-            cure = stated.first_step(match[0], "")
-            return replace(self, name=stated.location(frames), cure=cure, either=(), located=True)
-        found = stated.values(match, frames)
+    def filled(self, match: re.Match[str], before: list[Words]) -> Failure:
+        """The row with what a match and the lines before it name in its texts, at {words}."""
+        found = stated.values(match, stated.traceback(before))
         name, cure, *either = (
             stated.fill(one, found) for one in (self.name, self.cure, *self.either)
         )
@@ -142,20 +133,20 @@ class FailureSign:
     def as_dict(self) -> dict[str, Any]:
         """The same for programs."""
         known = self.failure
-        same = {name: getattr(known, name) for name in ("row", "certainty", "family", "either")}
+        same = {name: getattr(known, name) for name in ("row", "certainty", "topic", "either")}
         cure = {"cure": known.remedy, "commands": COMMAND.findall(known.remedy)}
         return {"cause": known.name, **same, **cure, "said": self.said and asdict(self.said)}
 
 
 @cache
 def table() -> tuple[Failure, ...]:
-    """All that are known, by family."""
+    """All that are known, by topic."""
     files = sorted(KNOWN.glob("*.yaml"))
     texts = [yaml.load(file.read_bytes(), Loader) for file in files]  # noqa: S506
     return tuple(
         Failure(
             **{**row, "says": tuple(row["says"]), "either": tuple(row.get("either", ()))},
-            family=text["family"],
+            topic=text["topic"],
             row=row["name"],
         )
         for text in texts
@@ -281,11 +272,10 @@ def _find(lines: list[Words], signs: dict[str, FailureSign]) -> None:
             last = bisect_right(starts, max(0, match.end() - 1)) - 1
             if not _may_say(lines[last], known, signs):
                 continue
-            if row := known.filled(match, _before(lines, last)):
-                said = _located(lines, last)
-                number, column = lines[first].number, match.start() - starts[first]
-                signs[known.name] = FailureSign(row, said, number, known.kind, column)
-                break
+            row, said = known.filled(match, _before(lines, last)), _located(lines, last)
+            number, column = lines[first].number, match.start() - starts[first]
+            signs[known.name] = FailureSign(row, said, number, known.kind, column)
+            break
 
 
 def _joined(lines: list[Words]) -> tuple[str, list[int]]:
@@ -346,11 +336,16 @@ def _before(lines: list[Words], index: int) -> list[Words]:
 
 
 def _located(lines: list[Words], index: int) -> LogLine:
-    """The line to quote, and where Megatron raises it, by its words or its stack."""
+    """The line to quote, and where it is raised, by Megatron's words or its stack.
+
+    Where it is but an exception's name, the next line, its message, is quoted with it.
+    """
     line = lines[index]
     if not RAISED.search(line.text):
         return line.quoted
-    where = refusals.find(line.text) or stated.location(stated.traceback(_before(lines, index)))
+    if HEAD.fullmatch(line.text) and index + 1 < len(lines) and not ECHO.search(line.text):
+        line = line._replace(raw=f"{line.raw.rstrip()} {lines[index + 1].text.strip()}")
+    where = refusals.find(line.raw) or stated.location(stated.traceback(_before(lines, index)))
     return replace(line.quoted, raised_by=where)
 
 

@@ -15,14 +15,16 @@ FRAME = re.compile(
 """A frame of a traceback, Python's, IPython's or rich's: its file, line and function."""
 
 INSTALLED = re.compile(r"(?:site|dist)-packages[/\\](\w+)")
-TIED = re.compile(r"(?:site|dist)-packages[/\\](?!(?:torch|numpy|scipy|pandas)[/\\])\w")
-"""Installed code whose errors are of releases: not what every program calls."""
-
 CHECKOUT = re.compile(r"/(megatron|nemo|verl|swift|slime|torchtitan)/")
 PASSED = re.compile(
     r"/lib/python3[\d.]*/(?!(?:site|dist)-packages)|torch/nn/modules/module\.py$|^<"
 )
 """Files that pass an error on: Python's own, and torch's for the attributes of a module."""
+
+WRAPPER = re.compile(r"(?:^|[._])(?:wrapp(?:er|ed)\w*|decorat\w*|inner(?:_f)?|new_func|_fn)$")
+"""Functions that call another for somebody: decorators'."""
+
+HANDS_ON = re.compile(r"\*\*\w*(?:kwargs?|kwds)\b")  # a call with whatever its caller gave
 
 HOLE = re.compile(r"\{(\w+)\}")
 PROGRAM = "the program"
@@ -36,25 +38,27 @@ def fill(text: str, found: dict[str, str]) -> str:
 
 
 def values(match: re.Match[str], frames: list[re.Match[str]]) -> dict[str, str]:
-    """What a match's groups name, and by its frames the caller (a package) and its place."""
+    """What a match's groups name, and by its frames the caller (a package)."""
     found = {name.rstrip("_"): value for name, value in match.groupdict().items() if value}
     module = found.get("module", "").partition(".")[0]
     is_python = module in sys.stdlib_module_names
     return {
         "package": "Python" if is_python else LINES["packages"].get(module, module),
         "caller": (frames and _owner(frames[-1])) or PROGRAM,
-        "place": _place(frames[-1]) if frames else PROGRAM,
         **found,
     }
 
 
 def traceback(before: Iterable[Words]) -> list[re.Match[str]]:
     """The frames of the last traceback, outermost first, without those that pass an error on."""
-    frames = list[re.Match[str]]()
+    frames, is_last = list[re.Match[str]](), False  # is_last: this line may be the last one's code
     for line in before:
         frames = [] if line.text.startswith("Traceback") else frames
-        if (frame := FRAME.search(line.text)) and not PASSED.search(frame[1]):
-            frames.append(frame)
+        if frame := FRAME.search(line.text):
+            is_last = not PASSED.search(frame[1]) and not WRAPPER.search(frame[3])
+            frames += [frame] * is_last
+        elif is_last and len(frames) > 1 and HANDS_ON.search(line.text):
+            frames, is_last = frames[:-1], False
     return frames
 
 

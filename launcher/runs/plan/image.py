@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from launcher.base.errors import EngineError, UsageError, nearest
 from launcher.base.names import LABEL
 from launcher.images.matrix.extras import suffix
-from launcher.runs.runfile.config import Image
+from launcher.runs.runfile.config import ImageRequest
 
 if TYPE_CHECKING:
     from launcher.images.matrix.schema import Matrix
@@ -31,7 +31,7 @@ class ImageFacts:
     packages: frozenset[str] | None = None
 
 
-def reference(image: Image) -> str:
+def reference(image: ImageRequest) -> str:
     """The name the engine knows the image by."""
     if image.name:
         return image.name
@@ -45,7 +45,7 @@ def labelled(labels: Mapping[str, str]) -> ImageFacts:
     return ImageFacts(labels.get(f"{LABEL}megatron"), whole, labels.get(f"{LABEL}version", ""))
 
 
-def planned(image: Image, matrix: Matrix, place: Callable[[str], str]) -> ImageFacts:
+def planned(image: ImageRequest, matrix: Matrix, place: Callable[[str], str]) -> ImageFacts:
     """The facts the matrix has of an image that isn't there yet; `place` says where a key stands.
 
     Raises UsageError, naming the nearest, for a tag or a release that isn't in the matrix.
@@ -63,14 +63,14 @@ def planned(image: Image, matrix: Matrix, place: Callable[[str], str]) -> ImageF
     return ImageFacts(release, matrix.rows[tag].source == "git")
 
 
-def absent(image: Image) -> EngineError:
+def absent(image: ImageRequest) -> EngineError:
     """What to say where the engine has no such image."""
     if image.name:
         return EngineError(f"no image {image.name}", f"docker pull {image.name}")
     return EngineError(f"no image {reference(image)}", build_command(image, image.extras))
 
 
-def build_command(image: Image, extras: Sequence[str]) -> str:
+def build_command(image: ImageRequest, extras: Sequence[str]) -> str:
     """The command that builds the image of a row with these extras."""
     release = f" MEGATRON={image.megatron}" if image.megatron else ""
     added = f' EXTRAS="{" ".join(extras)}"' if extras else ""

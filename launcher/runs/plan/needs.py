@@ -17,7 +17,7 @@ from launcher.runs.plan.arguments import key_of
 from launcher.runs.plan.image import build_command
 from launcher.runs.plan.program import ProgramKind
 from launcher.runs.plan.resolved import Resolved
-from launcher.runs.runfile.config import Image
+from launcher.runs.runfile.config import ImageRequest
 
 TABLE = Path(__file__).with_suffix(".yaml")
 
@@ -127,7 +127,7 @@ def _place(rule: NeedRule, run: Resolved) -> str:
     return where if value is True else f"{where}: {value}"
 
 
-def _mend(rule: NeedRule, image: Image, *, contained: bool) -> str:
+def _mend(rule: NeedRule, image: ImageRequest, *, contained: bool) -> str:
     packages = [*dict.fromkeys(rule.modules.values())]
     if not contained:
         return f"python3 -m pip install {' '.join(packages)}"

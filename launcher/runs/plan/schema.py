@@ -115,10 +115,10 @@ def _describe(key: str, value: JsonSchemaValue) -> None:
 
 def _short_forms(parts: dict[str, JsonSchemaValue]) -> None:
     """`image: "24.10"`, `nodes: 2`, and what sections ask of several keys together."""
-    image = parts["Image"]
+    image = parts["ImageRequest"]
     image["anyOf"] = [{"required": ["tag"]}, {"required": ["name"]}]
     named = {"type": "string", "pattern": f"^(?=.*[/:@])({names.IMAGE})$"}
-    parts["Image"] = {"anyOf": [*values.TAGS, named, image]}
+    parts["ImageRequest"] = {"anyOf": [*values.TAGS, named, image]}
     parts["Nodes"] = {"anyOf": [{"type": "integer", "minimum": 1}, parts["Nodes"]]}
     size = {"properties": {"shm_size": {"not": {"type": "null"}}}, "required": ["shm_size"]}
     ipc = {"properties": {"ipc": {"not": {"enum": ["host", None]}}}, "required": ["ipc"]}

@@ -40,7 +40,7 @@ from launcher.runs.runfile.values import (
 )
 
 
-class Image(Strict):
+class ImageRequest(Strict):
     """The image: a row of the matrix by its tag, or any image by its full name.
 
     `extras` are packages and named sets of the matrix that it was built with beside the row's own.
@@ -61,7 +61,7 @@ class Image(Strict):
         return {"tag": value} if isinstance(value, str | float) else value
 
     @model_validator(mode="after")
-    def _one(self) -> Image:
+    def _one(self) -> ImageRequest:
         if (self.tag is None) == (self.name is None):
             raise ValueError("give a tag of the matrix or the full name of an image, one of both")
         if self.name and self.extras:
@@ -355,7 +355,7 @@ class RunConfig(Strict):
     """A run file; plan/schema.py describes its keys."""
 
     name: Name
-    image: Image
+    image: ImageRequest
     program: Text = "gpt"
     source: Text | None = None
     model: Model = Field(default_factory=Model.model_construct)

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from launcher.base import yamlfile
 from launcher.base.errors import UsageError, nearest
-from launcher.runs.runfile.config import Image, RunConfig
+from launcher.runs.runfile.config import ImageRequest, RunConfig
 from launcher.runs.runfile.secrets import HIDDEN, holds_secret
 
 if TYPE_CHECKING:
@@ -154,7 +154,7 @@ def _at_once(data: Any, overrides: list[Override]) -> RunConfig | None:
     """The file and what is laid over it, validated as one; None for what has faults."""
     with suppress(TypeError, ValidationError):
         if "image" in data:
-            data = data | {"image": Image.spelled_out(data["image"])}  # type: ignore[operator]
+            data = data | {"image": ImageRequest.spelled_out(data["image"])}  # type: ignore[operator]
         for override in overrides:
             for key, value in override.values.items():
                 data = _with(data, key.split("."), value)

@@ -15,7 +15,7 @@ from launcher.images.matrix.load import find_row, load_matrix
 from launcher.images.matrix.schema import Matrix
 from launcher.runs.records import record
 from launcher.runs.runfile import source
-from launcher.runs.runfile.config import Image, RunConfig
+from launcher.runs.runfile.config import ImageRequest, RunConfig
 from launcher.runs.runfile.source import Override
 from launcher.tools.bisect import checkouts
 from launcher.tools.bisect.checkouts import EDITED, Checkout
@@ -117,7 +117,7 @@ def _of_run(kept: record.Record, sets: list[Override], matrix: Matrix) -> End:
     return End("", config, kept.cwd, asked.rest, kept.backend, build, facts=facts)
 
 
-def _build(image: Image, matrix: Matrix) -> RowBuild | None:
+def _build(image: ImageRequest, matrix: Matrix) -> RowBuild | None:
     """What a run file's image is built of: by its tag, or by the labels that the engine has."""
     if image.tag:
         release = image.megatron or find_row(matrix, image.tag).megatron

@@ -18,7 +18,7 @@ from statistics import median
 from typing import Any
 
 from launcher.runs.records import metrics, plot, record
-from launcher.tools.forecast import costs
+from launcher.tools.forecast import timing
 from launcher.tools.forecast import work as works
 from launcher.tools.forecast.work import Work
 
@@ -78,7 +78,7 @@ class RunFact:
     knows_data: bool = False
     whole: bool = True
     links: Mapping[str, float] = field(default_factory=dict, hash=False)
-    """GB/s for each GPU that its ranks measured before the start, by costs.MACHINE and NETWORK."""
+    """GB/s for each GPU that its ranks measured before the start, by MACHINE and NETWORK."""
 
     @property
     def total(self) -> float:
@@ -132,7 +132,7 @@ def _links(facts: Mapping[str, Any]) -> dict[str, float]:
     return {
         reach: rate
         for reach, link in (facts.get("links") or {}).items()
-        if 0 < (rate := link["gb_s"] / (link["ranks"] if reach == costs.NETWORK else 1)) < inf
+        if 0 < (rate := link["gb_s"] / (link["ranks"] if reach == timing.NETWORK else 1)) < inf
     }
 
 
@@ -171,7 +171,7 @@ def _fact(
         return None
     if not 0 < (ms := _median(plain)) < inf:
         return None
-    hidden = costs.starts(done) in ("kernels", *costs.COMPILED)  # behind the GPU's work
+    hidden = timing.starts(done) in ("kernels", *timing.COMPILED)  # behind the GPU's work
     waits = 0.0 if hidden else median(line.data / line.count for line in plain)
     spent = _TimeSum(done, validated, ms, ms / 1000 - waits)
     begun = datetime.fromisoformat(kept.created)

@@ -11,10 +11,10 @@ from statistics import median
 from launcher.base.settings import settings
 from launcher.runs.checks import memory
 from launcher.runs.records import throughput
-from launcher.tools.forecast import costs, facts, site
-from launcher.tools.forecast.costs import GpuRates
+from launcher.tools.forecast import facts, site, timing
 from launcher.tools.forecast.facts import RunFact
 from launcher.tools.forecast.site import Range, StepTime
+from launcher.tools.forecast.timing import GpuRates
 from launcher.tools.forecast.work import Work
 
 PASS = 1 / 3
@@ -51,7 +51,7 @@ class Hardware:
         if work.on_cpu or not self.card:
             return None
         links = {reach: one.links[reach] for reach, one in site.measured_links(known).items()}
-        return costs.published(self.card, work.precision, self.network, links)
+        return timing.published(self.card, work.precision, self.network, links)
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,9 @@ from statistics import median
 
 from launcher.base.settings import settings
 from launcher.runs.records import record, throughput
-from launcher.tools.forecast import costs, facts
-from launcher.tools.forecast.costs import GpuRates, StepCost
+from launcher.tools.forecast import facts, timing
 from launcher.tools.forecast.facts import RunFact
+from launcher.tools.forecast.timing import GpuRates, StepCost
 from launcher.tools.forecast.work import ALIKE as FIRST
 from launcher.tools.forecast.work import Work
 
@@ -37,8 +37,8 @@ ALIKE = (
     "experts, and then to be spread evenly"
 )
 
-NAMES = {costs.MACHINE: "within a machine", costs.NETWORK: "between machines"}
-AS_PUBLISHED = f"{costs.LINK:.0%} of what is published".replace("%", " %")
+NAMES = {timing.MACHINE: "within a machine", timing.NETWORK: "between machines"}
+AS_PUBLISHED = f"{timing.LINK:.0%} of what is published".replace("%", " %")
 
 UNSURE = {False: 2.0, True: 4.0}
 """How far off, either way, a step may be that is scaled from fewer: on GPUs, and on the CPU.
@@ -133,12 +133,12 @@ def links_of(work: Work, card: GpuRates | None, known: Sequence[RunFact], given:
     """
     found, told = measured_links(known), list[str]()
     for reach, uses in (
-        (costs.MACHINE, work.where.world > work.nodes),
-        (costs.NETWORK, work.nodes > 1),
+        (timing.MACHINE, work.where.world > work.nodes),
+        (timing.NETWORK, work.nodes > 1),
     ):
-        rate = card and (card.link if reach == costs.MACHINE else card.network)
+        rate = card and (card.link if reach == timing.MACHINE else card.network)
         source = AS_PUBLISHED if reach not in found else f"measured by run {found[reach].run}"
-        if reach == costs.NETWORK and given:
+        if reach == timing.NETWORK and given:
             source = "by --network"
         elif reach in found:
             rate = found[reach].links[reach]
@@ -149,7 +149,7 @@ def links_of(work: Work, card: GpuRates | None, known: Sequence[RunFact], given:
 
 def step(work: Work, card: GpuRates | None, known: Sequence[RunFact]) -> StepTime | None:
     """The time of a step by earlier runs, else by published rates; None where neither is there."""
-    cost = costs.step(work, card or _cpu(work, known)) if card or work.on_cpu else None
+    cost = timing.step(work, card or _cpu(work, known)) if card or work.on_cpu else None
     same = tuple(one for one in known if one.work.key == work.key)
     if same:
         ms = median(one.ms for one in same)
@@ -162,12 +162,12 @@ def step(work: Work, card: GpuRates | None, known: Sequence[RunFact]) -> StepTim
         return found
     if card is None:
         return None
-    least, most = costs.off(work, card.name, cost)
-    kind = costs.kind(work, cost)
-    off = "{:.2f} to {:.2f}".format(*costs.OFF[kind])
-    where = "published runs" if kind in costs.PUBLISHED_ON else "runs on H100s and H200s"
+    least, most = timing.off(work, card.name, cost)
+    kind = timing.kind(work, cost)
+    off = "{:.2f} to {:.2f}".format(*timing.OFF[kind])
+    where = "published runs" if kind in timing.PUBLISHED_ON else "runs on H100s and H200s"
     told = f"published rates of the card; such forecasts were {off} of what {where} took"
-    if not costs.is_known(work, card.name, cost):
+    if not timing.is_known(work, card.name, cost):
         told += ", and this one is beyond those: a prediction"
     told += _routing(cost)
     even = cost.ms - cost.uneven
@@ -186,8 +186,8 @@ def _runs(count: int) -> str:
 def _cpu(work: Work, known: Sequence[RunFact]) -> GpuRates:
     """Rates of a process on the CPU, whose cores all share."""
     share, found = 1 / work.where.world, measured_links(known)
-    links = [found[at].links[at] if at in found else 1.0 for at in (costs.MACHINE, costs.NETWORK)]
-    return GpuRates("CPU", costs.CPU_TFLOPS * share, costs.CPU_MEMORY * share, *links)
+    links = [found[at].links[at] if at in found else 1.0 for at in (timing.MACHINE, timing.NETWORK)]
+    return GpuRates("CPU", timing.CPU_TFLOPS * share, timing.CPU_MEMORY * share, *links)
 
 
 def _shown(cost: StepCost, work: Work) -> StepCost | None:
@@ -199,12 +199,12 @@ def _scaled(
     work: Work, cost: StepCost, card: GpuRates | None, known: Sequence[RunFact]
 ) -> StepTime | None:
     """The model's time, scaled by what runs with other work took beside what it says of them."""
-    alike = [one for one in known if costs.starts(one.work) == costs.starts(work)]
+    alike = [one for one in known if timing.starts(one.work) == timing.starts(work)]
     ratios = dict[
         object, tuple[float, float]
     ]()  # by work: the model's ms, and what it took of that
     for one in alike:
-        found = costs.step(one.work, card or _cpu(one.work, known))
+        found = timing.step(one.work, card or _cpu(one.work, known))
         if found and one.work.key not in ratios:
             ratios[one.work.key] = found.ms, one.ms / found.ms
     if not ratios:

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from launcher.runs.checks.machine import GB
-from launcher.tools.forecast import costs
+from launcher.tools.forecast import timing
 from launcher.tools.forecast.forecast import Forecast, OtherLayout
 from launcher.tools.forecast.site import Range
 
@@ -150,7 +150,7 @@ def as_json(found: Forecast) -> dict[str, Any]:
         "memory": asdict(needed) | {"total": needed.total} if needed else None,
         "memory_of_card": found.machine.total or None,
         "step_ms": ranged(step.range if step else None),
-        "step_parts_ms": costs.fields(step.cost) if step and step.cost else None,
+        "step_parts_ms": timing.fields(step.cost) if step and step.cost else None,
         "bound": step.cost.bound if step and step.cost else None,
         "tokens_per_s": ranged(found.tokens_per_s),
         "steps": found.work.steps or None,

@@ -31,7 +31,7 @@ VARIABLES = {
     "SLURM_GPUS_ON_NODE": "gpus",
 }
 """What Slurm sets in a job (https://slurm.schedmd.com/sbatch.html, output variables)."""
-FAMILIES = {
+STARTERS = {
     "srun": "slurm",
     "sbatch": "slurm",
     "salloc": "slurm",
@@ -135,7 +135,7 @@ def variables(counts: Mapping[str, int]) -> dict[str, str]:
 def parse_around(asked: ScriptContext, commands: Sequence[ScriptCommand]) -> ScriptContext:
     """What the batch lines and the commands around a start ask for; `asked` is added to."""
     for command in commands:
-        family, words = FAMILIES.get(command.name, ""), command.words[1:]
+        family, words = STARTERS.get(command.name, ""), command.words[1:]
         named = family if family in ("apptainer", "mpirun") else command.name
         if family in VERBS and words and words[0].text in VERBS[family]:
             asked.container = named
@@ -301,6 +301,6 @@ def _is_gpus(text: str) -> bool:
 def exported(command: ScriptCommand, around: Sequence[ScriptCommand]) -> Mapping[str, Word]:
     """The variables that the ranks have from the script: within a container, what is set inside."""
     for outer in around:
-        if FAMILIES.get(outer.name) == "docker":
+        if STARTERS.get(outer.name) == "docker":
             return {n: w for n, w in command.env.items() if outer.env.get(n) != w}
     return command.env

@@ -17,7 +17,7 @@ from launcher.base import owned
 from launcher.base.errors import LauncherError
 from launcher.base.settings import ROOT, settings
 from launcher.runs.plan.image import ImageFacts, reference
-from launcher.runs.runfile.config import Image
+from launcher.runs.runfile.config import ImageRequest
 from launcher.runs.runfile.values import Gpus, parse_gpus
 from launcher.tools.trials import quickstart_reload
 from launcher.tools.trials.facts import Fact
@@ -271,7 +271,7 @@ def attempts(
     gpus: as `--gpus` takes them; seconds: for each run; found: the image's facts; source: as in
     Place. Raises UsageError for other `gpus`.
     """
-    held = chosen.facts(reference(Image(**image)))
+    held = chosen.facts(reference(ImageRequest(**image)))
     fused = all(name in found and found[name].value for name in ("transformer_engine", "apex"))
     wanted = parse_gpus(gpus)
     count = (chosen.count_gpus() or 0) if wanted.count is None else wanted.count

@@ -5,8 +5,8 @@ from __future__ import annotations
 from launcher.runs.plan import layout
 from launcher.runs.plan.render import values_of
 from launcher.runs.runfile.config import RunConfig
-from launcher.tools.forecast import costs
-from launcher.tools.forecast.costs import GpuRates, StepCost, published
+from launcher.tools.forecast import timing
+from launcher.tools.forecast.timing import GpuRates, StepCost, published
 from launcher.tools.forecast.work import KERNELS, Work
 from launcher.tools.tuning.settings import Setting, Space
 
@@ -30,4 +30,4 @@ def work(space: Space, setting: Setting) -> Work:
 def predict(space: Space, setting: Setting, card: GpuRates) -> StepCost | None:
     """The prediction for a setting; None where the model's sizes aren't known."""
     known = space.config.training.global_batch_size
-    return costs.step(work(space, setting), card) if known else None
+    return timing.step(work(space, setting), card) if known else None

@@ -19,7 +19,7 @@ from launcher.runs.plan.job import Backend
 from launcher.runs.plan.render import values_of
 from launcher.runs.records import record, throughput
 from launcher.runs.runfile.source import Override, RunRequest, overridden
-from launcher.tools.forecast import costs
+from launcher.tools.forecast import timing
 from launcher.tools.tuning import measure, predict
 from launcher.tools.tuning.predict import GpuRates
 from launcher.tools.tuning.search import Measurement, Search
@@ -151,11 +151,11 @@ class Prediction:
         if not space.total:
             yield "the card's memory isn't known, so what doesn't fit isn't left out"
         if self.best and parts:
-            kind = costs.kind(predict.work(space, self.best.setting), parts)
-            least, most = costs.OFF[kind]
+            kind = timing.kind(predict.work(space, self.best.setting), parts)
+            least, most = timing.OFF[kind]
             yield (
                 f"such predictions were {least:.2f} to {most:.2f} of what runs on H100s and H200s "
-                f"took, {costs.MOST_MEASURED} at most; other cards weren't measured"
+                f"took, {timing.MOST_MEASURED} at most; other cards weren't measured"
             )
 
 

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import base64
 import subprocess
 import threading
 import zipfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from http.server import ThreadingHTTPServer
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 
+from launcher.base.errors import EngineError
+from launcher.images.oci import registry
+from launcher.images.oci.registry import ImageDigests
 from launcher.images.sources import source
 
 INFO = "MAJOR = 0\nMINOR = {minor}\nPATCH = {patch}\nPRE_RELEASE = ''\n"
@@ -64,3 +71,81 @@ def serving(handler: Callable[..., Any]) -> Iterator[str]:
             yield f"127.0.0.1:{server.server_port}"
         finally:
             server.shutdown()
+
+
+@dataclass
+class Place:
+    """A server on loopback of a folder's files, and of pages by their path, with their type.
+
+    login: a name and a password that it asks for; came_in: what was asked for with it
+    seen: the command lines of all processes while it was asked
+    """
+
+    folder: Path
+    login: str = ""
+    host: str = ""
+    pages: dict[str, tuple[str, bytes]] = field(default_factory=dict)
+    asked: list[str] = field(default_factory=list)
+    came_in: list[str] = field(default_factory=list)
+    seen: list[str] = field(default_factory=list)
+
+    @property
+    def address(self) -> str:
+        return f"http://{self.host}"
+
+    @property
+    def login_address(self) -> str:
+        return f"http://{quote(self.login, safe=':')}@{self.host}"
+
+    @property
+    def token(self) -> str:
+        return base64.b64encode(self.login.encode()).decode()
+
+
+class PlaceHandler(SimpleHTTPRequestHandler):
+    """Answers for a Place, and looks who asks."""
+
+    def __init__(self, *args: object, place: Place) -> None:
+        self.place = place
+        super().__init__(*args, directory=str(place.folder))  # type: ignore[arg-type]
+
+    def do_GET(self) -> None:
+        place = self.place
+        place.asked.append(self.path)
+        for file in Path("/proc").glob("[0-9]*/cmdline"):
+            with suppress(OSError):
+                place.seen.append(file.read_bytes().replace(b"\0", b" ").decode())
+        if place.login and self.headers.get("Authorization") != f"Basic {place.token}":
+            self.send_response(401)
+            self.send_header("WWW-Authenticate", 'Basic realm="a"')
+            self.end_headers()
+            return
+        place.came_in.append(self.path)
+        if self.path not in place.pages:
+            super().do_GET()
+            return
+        kind, content = place.pages[self.path]
+        self.send_response(200)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Place]:
+    """A server of tmp_path/www, which lets everybody in."""
+    found = Place(tmp_path / "www")
+    found.folder.mkdir()
+    with serving(partial(PlaceHandler, place=found)) as found.host:
+        yield found
+
+
+@pytest.fixture
+def no_registry(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No registry can be reached."""
+
+    def resolve(reference: str, platform: str, **_: bool) -> ImageDigests:
+        raise EngineError(f"{reference}: the registry can't be reached")
+
+    monkeypatch.setattr(registry, "resolve", resolve)

@@ -14,8 +14,13 @@ from launcher.images.matrix.recipe import recipe
 from launcher.images.sources.pins import StartImage
 from launcher.images.sources.source import MegatronSource
 
+
+def sha(letter: str) -> str:
+    return f"sha256:{letter * 64}"
+
+
 COMMIT, TREE, SDIST = "1" * 40, "2" * 40, "3" * 64
-IMAGE, WHEEL = "sha256:" + "4" * 64, "5" * 64
+IMAGE, WHEEL = sha("4"), "5" * 64
 EINOPS = f"einops==0.8.2 --hash=sha256:{'6' * 64}"
 TORCH = f"torch==2.13.0+cpu --hash=sha256:{'7' * 64}"
 PIP = f"pip==26.3 --hash=sha256:{'8' * 64}"
@@ -34,13 +39,13 @@ RECIPE = replace(
 )
 BASE = StartImage(
     name="nvcr.io/nvidia/pytorch:24.10-py3",
-    id="sha256:" + "a" * 64,
+    id=sha("a"),
     reference="nvcr.io/nvidia/pytorch:24.10-py3",
-    digest="sha256:" + "c" * 64,
+    digest=sha("c"),
     pinned=True,
 )
 BUILDER = "megatron-standin-base:cp311"
-BUILT = StartImage(BUILDER, "sha256:" + "b" * 64, BUILDER, "sha256:" + "b" * 64, pinned=False)
+BUILT = StartImage(BUILDER, sha("b"), BUILDER, sha("b"), pinned=False)
 
 
 def inputs_of(source: MegatronSource, **changes: object) -> Inputs:

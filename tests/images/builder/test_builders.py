@@ -1,13 +1,10 @@
-"""What an engine prints while it builds; what is refused of a base and of an image of it."""
+"""What an engine prints while it builds, and what is given to it."""
 
 from __future__ import annotations
 
 import io
 import re
 import tempfile
-from collections.abc import Callable
-from contextlib import nullcontext
-from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -15,18 +12,9 @@ import pytest
 
 from launcher.base.errors import BuildError
 from launcher.base.screen import Progress
-from launcher.images.builder import builders, verify
-from launcher.images.builder.verify import (
-    BuildFacts,
-    check_base,
-    check_extensions,
-    check_image,
-    check_layers,
-    check_platform,
-    check_torch,
-)
+from launcher.images.builder import builders
 from launcher.images.engine import connect
-from launcher.images.matrix.load import load_matrix
+from tests.e2e.site import program
 
 CLASSIC = """\
 Step 1/3 : FROM scratch AS wheel
@@ -141,10 +129,8 @@ def test_steps_one_after_another(text: str, said: list[str]) -> None:
 
 def stand_in(folder: Path, text: str) -> list[str]:
     """A program that stands in for podman or docker: a shell script."""
-    program = folder / "program"
-    program.write_text(f"#!/bin/sh\n{text}\n")
-    program.chmod(0o755)
-    return [str(program)]
+    program(folder / "program", f"#!/bin/sh\n{text}\n")
+    return [str(folder / "program")]
 
 
 def drive(command: list[str], progress: Progress, no_cache: bool = True) -> str:
@@ -235,110 +221,3 @@ def test_an_image_is_what_the_engine_knows_it_by(
         else:
             with pytest.raises(BuildError, match="sha256:config or sha256:manifest"):
                 builders.build(cast(Any, None), wanted, Progress(io.StringIO()))
-
-
-ROWS = load_matrix().rows
-ROW, CUDA, BOTH = ROWS["24.10"], ROWS["cuda-12.4"], ROWS["26.06"]
-OLDER = CUDA.model_copy(update={"torch": "2.4.0"})
-BASE = BuildFacts(
-    "3.10", {"torch": "2.5.0a0+e000cf0ad9.nv24.10", "numpy": "1.24.4", "psutil": "5.9"}
-)
-ADDED = BASE.packages | {"psutil": "7.2.2", "megatron-core": "0.9.0"}
-
-
-def having(name: str, version: str) -> BuildFacts:
-    return BuildFacts("3.10", BASE.packages | {name: version}, training=True)
-
-
-def torch(version: str | None) -> BuildFacts:
-    return BuildFacts("3.10", {"torch": version} if version else {})
-
-
-@pytest.mark.parametrize(
-    ("check", "said"),
-    [
-        (partial(check_base, BASE, ROW, "base", standin=False), ""),
-        (
-            partial(check_base, BuildFacts("3.12", BASE.packages), ROW, "base", standin=True),
-            "base: has Python 3.12, and the row needs 3.10",
-        ),
-        (partial(check_base, torch(None), ROW, "base", standin=True), ""),
-        (partial(check_base, torch(None), ROW, "base", standin=False), "base: has torch missing"),
-        (partial(check_base, torch("2.4.0"), ROW, "base", standin=True), ""),
-        (partial(check_base, torch("2.4.0"), ROW, "base", standin=False), "base: has torch 2.4.0"),
-        (partial(check_platform, "linux/amd64", ROW, "base"), ""),
-        (partial(check_platform, "linux/arm64", BOTH, "base"), ""),
-        (
-            partial(check_platform, "linux/arm64", ROW, "base"),
-            "base: is for linux/arm64, and the row is for linux/amd64\n",
-        ),
-        (partial(check_platform, "linux/s390x", BOTH, "base"), "--platform linux/amd64 base"),
-        (partial(check_torch, torch("2.5.1+cu124"), CUDA, standin=False), ""),
-        (
-            partial(check_torch, torch("2.5.1"), OLDER, standin=False),
-            "the image has torch 2.5.1, and the row says 2.4.0",
-        ),
-        (partial(check_torch, torch("2.5.1"), OLDER, standin=True), "the row says 2.4.0"),
-        (partial(check_torch, torch("9.9"), ROW, standin=False), ""),  # it is the base's
-        (partial(check_layers, ["a", "b"], ["a", "b", "c"]), ""),
-        (partial(check_layers, ["a", "b"], ["a", "x", "c"]), "another base"),
-        (partial(check_extensions, having("transformer-engine", "1"), ["transformer_engine"]), ""),
-        (partial(check_extensions, having("transformer-engine", "1"), ["transformer.engine"]), ""),
-        (partial(check_extensions, BASE, ["apex"]), "finds no apex"),
-        (
-            partial(check_image, BASE, BuildFacts("3.10", ADDED, training=True), {"psutil"}, True),
-            "",
-        ),
-        (partial(check_image, BASE, having("torch", "9.9"), {"torch"}, True), " -> 9.9"),
-        (partial(check_image, BASE, having("numpy", "9.9"), {"numpy"}, True), " -> 9.9"),
-        (
-            partial(check_image, BASE, torch(BASE.packages["torch"]), set(), False),
-            "numpy 1.24.4 -> missing, psutil 5.9 -> missing",
-        ),
-        (
-            partial(
-                check_image, BASE, BuildFacts("3.10", BASE.packages, "no symbol"), set(), False
-            ),
-            "no symbol",
-        ),
-        (
-            partial(check_image, BASE, BuildFacts("3.10", BASE.packages), set(), True),
-            "training can't",
-        ),
-    ],
-)
-def test_what_is_refused_of_bases_and_images(check: Callable[[], None], said: str) -> None:
-    with pytest.raises(BuildError) if said else nullcontext() as caught:
-        check()
-    assert not caught or said in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("created_by", "is_ours"),
-    [
-        ("COPY /stage/ / # buildkit", True),
-        ("/bin/sh -c #(nop) COPY dir:0a1b in / ", True),
-        ("COPY /stage/ /opt # buildkit", False),
-        ("/bin/sh -c #(nop) COPY dir:0a1b in /opt ", False),
-        ("/bin/sh -c #(nop) COPY file:0a1b in / ", False),
-        ("ENV PATH=/", False),
-    ],
-)
-def test_our_layers_are_told_apart_by_the_history(created_by: str, is_ours: bool) -> None:
-    assert bool(verify.ADDED.search(created_by)) is is_ours
-
-
-@pytest.mark.parametrize(
-    ("lines", "is_ours"),
-    [
-        (["ENV PYTHONPATH=/opt/megatron/lib", "COPY /stage/ / # buildkit", "FROM x"], True),
-        (["/bin/sh -c #(nop)  LABEL a=b", "/bin/sh -c #(nop)  ENV PYTHONPATH=/o"], False),
-        (["/bin/sh -c #(nop)  LABEL a=b", "/bin/sh -c #(nop) COPY dir:0a in / "], True),
-        (["RUN pip install x", "ENV PYTHONPATH=/o", "COPY /stage/ / # buildkit"], False),
-        (['CMD ["bash"]', "ENV PYTHONPATH=/o", "COPY /stage/ / # buildkit"], False),
-        ([], False),
-        ([None], False),
-    ],
-)
-def test_what_was_made_from_one_of_ours_is_not_ours(lines: list[str | None], is_ours: bool) -> None:
-    assert verify.is_ours([{"CreatedBy": line} for line in lines]) is is_ours

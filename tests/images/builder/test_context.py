@@ -19,6 +19,7 @@ from pathlib import Path
 
 import hypothesis
 import pytest
+import yaml
 from hypothesis import strategies as st
 
 from launcher.base.errors import BuildError
@@ -328,59 +329,13 @@ def test_what_lies_beside_modules_is_in_the_wheel(building: Path) -> None:
         stage.check_files(built, names)
 
 
-@pytest.mark.parametrize(
-    ("said", "told"),
-    [
-        (
-            "The detected CUDA version (12.8) mismatches the version that was used to compile\n"
-            "PyTorch (13.0). Please make sure to use the same CUDA versions.",
-            "nvcc is of CUDA 12.8, and torch was made for 13.0",
-        ),
-        (
-            "RuntimeError: Cuda extensions are being compiled with a version of Cuda that does not "
-            "match the version used to compile Pytorch binaries.  Pytorch binaries were compiled "
-            "with Cuda 13.0.",
-            "nvcc isn't of CUDA 13.0, which",
-        ),
-        ("nvcc fatal   : Unsupported gpu architecture 'compute_70'", "for no compute_70"),
-        (
-            "ATen.h:5:2: error: #error C++20 or later compatible compiler is required to use ATen.",
-            "an older C++ than 20",
-        ),
-        ("NameError: name 'bare_metal_version' is not defined", "the base has no nvcc, or a torch"),
-        (
-            "error: <urlopen error [Errno -3] Temporary failure in name resolution>",
-            "its setup.py downloads",
-        ),
-        (
-            "CMake Error at CMakeLists.txt:91 (include):\n  include could not find requested file:"
-            "\n\n      /build/source/common/../../3rdparty/cudnn-frontend/cmake/cuDNN.cmake",
-            "3rdparty/cudnn-frontend isn't there",
-        ),
-        (
-            "CMake Error at 3rdparty/cudnn-frontend/cmake/cuDNN.cmake:3 (find_path):\n  Could not "
-            "find CUDNN_INCLUDE_DIR using the following files: cudnn.h",
-            "no cuDNN headers (CUDNN_INCLUDE_DIR)",
-        ),
-        (
-            "logging.h:15:10: fatal error: nccl.h: No such file or directory",
-            "the base has no nccl.h",
-        ),
-        (
-            "grouped_gemm.cu:7:10: fatal error: cutlass/bfloat16.h: No such file or directory",
-            "there is no cutlass/bfloat16.h",
-        ),
-        (
-            "alloc_traits.h(103): catastrophic error: out of memory",
-            "too little memory for a single",
-        ),
-        ("error: expected ';'", "-c said failed with exit code 1"),
-    ],
-)
+SAID = yaml.safe_load(Path(__file__).with_name("compilers.yaml").read_text())
+
+
+@pytest.mark.parametrize(("told", "said"), SAID.items(), ids=SAID)
 def test_why_an_extension_does_not_compile(
-    said: str, told: str, monkeypatch: pytest.MonkeyPatch
+    told: str, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What compilers and set-ups of Apex, Transformer Engine, causal-conv1d were seen to say."""
     monkeypatch.setenv("MAX_JOBS", "1")
     monkeypatch.setattr(compilers, "run_told", lambda args, extra: (1, said))
     with pytest.raises(SystemExit, match=re.escape(told)):

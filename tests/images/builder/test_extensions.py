@@ -6,10 +6,8 @@ import hashlib
 import subprocess
 import sys
 import zipfile
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
-from http.server import SimpleHTTPRequestHandler
 from pathlib import Path
 
 import pytest
@@ -22,50 +20,35 @@ from launcher.images.matrix.locked import LockedExtension
 from launcher.images.matrix.recipe import recipe, sha256_of_pin
 from launcher.images.matrix.schema import Extension, GitSource, Interpreter
 from launcher.images.sources import extensions, fetch, source
-from tests.images.builder.conftest import serving
+from tests.images.builder.conftest import Place, commit_all
 from tests.images.builder.made import RECIPE, inputs_of
 
 MATRIX, LOCK = load_matrix(), load_lock()
 HUB = "https://github.com/"
 
 
-def git(folder: Path, *args: str) -> str:
-    options = ["-c", "user.name=x", "-c", "user.email=x@example.org", "-c", "core.autocrlf=false"]
-    command = ["git", "-C", str(folder), *options, "-c", "protocol.file.allow=always", *args]
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
-
-
-def repository(folder: Path, files: dict[str, str]) -> str:
-    """A repository with one commit of `files`, and that commit."""
-    folder.mkdir(parents=True)
-    git(folder, "init", "-q", "-b", "main")
-    for name, text in files.items():
-        path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    git(folder, "add", "-A")
-    git(folder, "commit", "-q", "-m", "x")
-    git(folder, "config", "uploadpack.allowAnySHA1InWant", "true")
-    return git(folder, "rev-parse", "HEAD")
-
-
 @pytest.fixture
 def mirrored(tmp_path: Path, empty_site: Settings) -> Settings:
     """A site whose GitHub is a folder: a/kernels with two submodules, a/headers and a/tests."""
     hub = tmp_path / "hub/a"
+    kernels = hub / "kernels.git"
+    kernels.mkdir(parents=True)
+    (kernels / "setup.py").write_text("import setuptools\n")
+    commit_all(kernels)
     for name in ("headers", "tests"):
-        repository(hub / f"{name}.git", {f"include/{name}.h": f"// {name}\n"})
-    repository(hub / "kernels.git", {"setup.py": "import setuptools\n", "z": "z"})
-    for name in ("headers", "tests"):
-        git(hub / "kernels.git", "submodule", "add", "-q", str(hub / f"{name}.git"), f"lib/{name}")
-    git(hub / "kernels.git", "commit", "-q", "-m", "submodules")
+        (hub / f"{name}.git/include").mkdir(parents=True)
+        (hub / f"{name}.git/include/{name}.h").write_text(f"// {name}\n")
+        commit_all(hub / f"{name}.git")
+        add = ["submodule", "--quiet", "add", str(hub / f"{name}.git"), f"lib/{name}"]
+        local = ["git", "-C", str(kernels), "-c", "protocol.file.allow=always"]
+        subprocess.run([*local, *add], check=True)
+    commit_all(kernels)
     return replace(empty_site, git_mirror=f"file://{tmp_path}/hub/")
 
 
 def wanted(site: Settings, *submodules: str) -> Extension:
-    commit = git(
-        Path(site.git_mirror.removeprefix("file://"), "a/kernels.git"), "rev-parse", "HEAD"
-    )
+    kernels = Path(site.git_mirror.removeprefix("file://"), "a/kernels.git")
+    commit = source.git(kernels, "rev-parse", "HEAD").strip()
     return Extension(
         git=GitSource(url=f"{HUB}a/kernels.git", commit=commit),
         submodules={f"lib/{name}": f"{HUB}a/{name}.git" for name in submodules},
@@ -168,21 +151,12 @@ def test_a_row_s_needs_have_its_python_and_its_commits() -> None:
     assert len(lacks) == 4
 
 
-@pytest.fixture
-def served(tmp_path: Path) -> Iterator[str]:
-    """The address of a server on loopback with what is in tmp_path/www."""
-    (tmp_path / "www").mkdir()
-    handler = partial(SimpleHTTPRequestHandler, directory=str(tmp_path / "www"))
-    with serving(handler) as address:
-        yield f"http://{address}/"
-
-
 def test_a_python_is_fetched_by_its_hash_and_once(
-    served: str, empty_site: Settings, tmp_path: Path
+    place: Place, empty_site: Settings, tmp_path: Path
 ) -> None:
-    site = replace(empty_site, git_mirror=served)
+    site = replace(empty_site, git_mirror=f"{place.address}/")
     content = b"a Python" * 1000
-    file = tmp_path / "www/cpython.tar.gz"
+    file = place.folder / "cpython.tar.gz"
     file.write_bytes(content)
     named = Interpreter(url=f"{HUB}cpython.tar.gz", sha256=hashlib.sha256(content).hexdigest())
     found = fetch.archive(named, site)
@@ -196,14 +170,14 @@ def test_a_python_is_fetched_by_its_hash_and_once(
 
 
 def test_another_python_than_the_one_of_the_matrix_is_refused(
-    served: str, empty_site: Settings, tmp_path: Path
+    place: Place, empty_site: Settings, tmp_path: Path
 ) -> None:
-    site = replace(empty_site, git_mirror=served)
+    site = replace(empty_site, git_mirror=f"{place.address}/")
     named = Interpreter(url=f"{HUB}cpython.tar.gz", sha256="0" * 64)
     with pytest.raises(BuildError, match=r"can't be fetched: 404") as caught:
         fetch.archive(named, site)
     assert "LAUNCHER_GIT_MIRROR" in caught.value.remedy
-    (tmp_path / "www/cpython.tar.gz").write_bytes(b"other")
+    (place.folder / "cpython.tar.gz").write_bytes(b"other")
     with pytest.raises(BuildError, match=r"its sha256 is not the one in matrix\.yaml"):
         fetch.archive(named, site)
     assert not fetch.cached(hashlib.sha256(b"other").hexdigest(), site)

@@ -30,54 +30,96 @@ from launcher.images.oci.registry import ImageDigests
 from launcher.images.sources import pins
 from launcher.tools.trials.cell import Stages
 from tests.images.builder.conftest import INFO
-from tests.images.builder.made import BASE, SOURCES, inputs_of, made
+from tests.images.builder.made import BASE, SOURCES, inputs_of, made, sha
+
+pytestmark = pytest.mark.usefixtures("no_registry")
 
 
-class FakeApi:
-    """A stand-in for an engine's API that knows images by ID, with their names."""
+INDEX, MANIFEST, CONFIG, OTHER = sha("a"), sha("b"), sha("c"), sha("d")
 
-    def __init__(self, names: dict[str, list[str] | None]) -> None:
-        self.names = names
-        self.derived: set[str] = set()
+
+@dataclass
+class Engine:
+    """An engine's images by ID, and the registry that it pulls from: digests by name.
+
+    derived: the images that somebody made from one of ours
+    """
+
+    held: dict[str, dict[str, Any]] = field(default_factory=dict)
+    registry: dict[str, str] = field(default_factory=dict)
+    pulled: list[str] = field(default_factory=list)
+    derived: set[str] = field(default_factory=set)
+    timeout: int = 60
+
+    def has(self, id: str, *tags: str, digests: tuple[str, ...] = ()) -> Engine:
+        self.held[id] = {"Id": id, "RepoTags": [*tags], "RepoDigests": [*digests]}
+        return self
+
+    def inspect_image(self, name: str) -> dict[str, Any]:
+        if " " in name:
+            raise APIError("invalid reference format", explanation="invalid reference format")
+        for one in self.held.values():
+            if name in (one["Id"], *one["RepoTags"], *one["RepoDigests"]):
+                return one
+        raise ImageNotFound(name)
+
+    def inspect_distribution(self, name: str) -> dict[str, Any]:
+        if name not in self.registry:
+            raise NotFound("404", explanation="manifest unknown")
+        return {"Descriptor": {"digest": self.registry[name]}}
+
+    def pull(self, name: str, stream: bool, decode: bool) -> list[dict[str, str]]:
+        self.pulled.append(name)
+        repository, _, digest = name.partition("@")
+        if not digest and name in self.registry:
+            digest = self.registry[name]
+            self.has(OTHER, name, digests=(f"{repository.rpartition(':')[0]}@{digest}",))
+        elif digest in self.registry.values():
+            self.has(CONFIG if digest == INDEX else OTHER, digests=(name,))
+        else:
+            return [{"error": "manifest unknown"}]
+        return [{"status": "Pull complete"}]
+
+    def tag(self, id: str, repository: str, tag: str) -> None:
+        for one in self.held.values():
+            one["RepoTags"] = [n for n in one["RepoTags"] if n != f"{repository}:{tag}"]
+        self.held[id]["RepoTags"].append(f"{repository}:{tag}")
 
     def images(self, filters: dict[str, str]) -> list[dict[str, Any]]:
-        return [{"Id": key, "RepoTags": names} for key, names in self.names.items()]
-
-    def inspect_image(self, image: str) -> dict[str, Any]:
-        return {"Id": image, "RepoTags": self.names[image]}
+        return list(self.held.values())
 
     def history(self, image: str) -> list[dict[str, Any]]:
         last = "RUN pip install more" if image in self.derived else "COPY /stage/ / # buildkit"
         return [{"CreatedBy": last}, {"CreatedBy": "COPY /stage/ / # buildkit"}]
 
     def remove_image(self, image: str, force: bool) -> None:
-        del self.names[image]
+        del self.held[image]
 
 
-def builds(site: Settings, names: dict[str, list[str] | None]) -> tuple[Builds, FakeApi]:
-    api = FakeApi(names)
-    return Builds(SimpleNamespace(api=api), site, Progress(io.StringIO())), api
+def builds(site: Settings, engine: Engine) -> Builds:
+    return Builds(SimpleNamespace(api=engine), site, Progress(io.StringIO()))
 
 
 def test_an_image_without_a_name_or_made_from_ours_is_not_reused(empty_site: Settings) -> None:
     """A build that ended before its checks left it."""
-    nameless = {"sha256:a": None, "sha256:b": [], "sha256:c": ["<none>:<none>"]}
-    assert builds(empty_site, nameless)[0]._with_key("key") is None
-    named = {**nameless, "sha256:d": ["megatron:cpu"]}
-    assert builds(empty_site, named)[0]._with_key("key") == "sha256:d"
-
-    building, api = builds(empty_site, {"sha256:a": ["mine:1"], "sha256:b": ["megatron:cpu"]})
-    api.derived = {"sha256:a"}
-    assert building._with_key("key") == "sha256:b"
-    api.derived = {"sha256:a", "sha256:b"}
-    assert building._with_key("key") is None
+    engine = Engine().has("sha256:a").has("sha256:b", "<none>:<none>").has("sha256:c")
+    engine.held["sha256:c"]["RepoTags"] = None
+    assert builds(empty_site, engine)._with_key("key") is None
+    engine.has("sha256:d", "megatron:cpu")
+    assert builds(empty_site, engine)._with_key("key") == "sha256:d"
+    engine = Engine().has("sha256:a", "mine:1").has("sha256:b", "megatron:cpu")
+    engine.derived = {"sha256:a"}
+    assert builds(empty_site, engine)._with_key("key") == "sha256:b"
+    engine.derived = {"sha256:a", "sha256:b"}
+    assert builds(empty_site, engine)._with_key("key") is None
 
 
 @pytest.mark.parametrize("end", [KeyboardInterrupt(), BuildError("not right")])
 def test_an_image_whose_check_did_not_end_is_removed(
     empty_site: Settings, monkeypatch: pytest.MonkeyPatch, end: BaseException
 ) -> None:
-    building, api = builds(empty_site, {"sha256:new": []})
+    engine = Engine().has("sha256:new")
+    building = builds(empty_site, engine)
 
     def check(*_: object) -> None:
         raise end
@@ -90,10 +132,10 @@ def test_an_image_whose_check_did_not_end_is_removed(
     monkeypatch.setattr(building, "_check", check)
     with pytest.raises(type(end)):
         building.build(BuildRequest("cpu"))
-    assert api.names == {}
-    api.names["sha256:new"] = ["megatron:cpu"]  # an earlier build has named it
+    assert engine.held == {}
+    engine.has("sha256:new", "megatron:cpu")  # an earlier build has named it
     building._discard("sha256:new")
-    assert api.names
+    assert engine.held
 
 
 @pytest.mark.parametrize("torch", ["2.13.0+cpu", "2.12.1+cpu", None])
@@ -101,9 +143,10 @@ def test_an_image_whose_check_did_not_end_is_removed(
 def test_the_torch_of_a_built_image_is_compared_with_its_row_s(
     empty_site: Settings, monkeypatch: pytest.MonkeyPatch, torch: str | None, standin: bool
 ) -> None:
-    building, api = builds(empty_site, {})
-    told = {"RootFS": {"Layers": ["a"]}}
-    monkeypatch.setattr(api, "inspect_image", lambda image: told)
+    engine = Engine().has("i").has(BASE.id)
+    for one in engine.held.values():
+        one["RootFS"] = {"Layers": ["a"]}
+    building = builds(empty_site, engine)
     facts = verify.BuildFacts("3.11", {"torch": torch} if torch else {})
     monkeypatch.setattr(verify, "look", lambda *_: facts)
     cpu = recipe(building.matrix, building.lock, "cpu")
@@ -154,7 +197,7 @@ def test_what_engine_or_system_refuse_is_told_and_ends_the_step(
 def test_a_row_that_fails_does_not_keep_others_from_being_built(
     empty_site: Settings, monkeypatch: pytest.MonkeyPatch, error: Exception, code: int
 ) -> None:
-    building, _ = builds(empty_site, {})
+    building = builds(empty_site, Engine())
     made = image.BuiltImage(["megatron:cpu"], "sha256:a", reused=False)
 
     def build(request: BuildRequest) -> image.BuiltImage:
@@ -171,7 +214,7 @@ def test_a_row_that_fails_does_not_keep_others_from_being_built(
 def test_nothing_is_built_where_one_of_several_rows_cannot_be(
     empty_site: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    building, _ = builds(empty_site, {})
+    building = builds(empty_site, Engine())
     asked: list[BuildRequest] = []
     monkeypatch.setattr(building, "build", asked.append)
     with pytest.raises(UsageError, match=r"Megatron 0\.16\.1 requires"):
@@ -192,7 +235,7 @@ def test_a_release_that_is_none_is_told_so_of_a_checkout_too(
     """A bare repository is of any release."""
     (tmp_path / "objects").mkdir()
     (tmp_path / "HEAD").touch()
-    building, _ = builds(empty_site, {})
+    building = builds(empty_site, Engine())
     with pytest.raises(UsageError, match=r"no Megatron release '0\.9\.9' in the matrix"):
         building.recipe(BuildRequest("cpu", "0.9.9", tmp_path))
 
@@ -240,58 +283,9 @@ NGC = "nvcr.io/nvidia/pytorch:24.10-py3"
 REPOSITORY = "nvcr.io/nvidia/pytorch"
 
 
-def sha(letter: str) -> str:
-    return f"sha256:{letter * 64}"
-
-
-INDEX, MANIFEST, CONFIG, OTHER = sha("a"), sha("b"), sha("c"), sha("d")
 LOCKED = LockedImage(
     digest=INDEX, platforms={"linux/amd64": LockedPlatform(manifest=MANIFEST, config=CONFIG)}
 )
-
-
-@dataclass
-class Engine:
-    """An engine's images by ID, and the registry that it pulls from: digests by name."""
-
-    images: dict[str, dict[str, Any]] = field(default_factory=dict)
-    registry: dict[str, str] = field(default_factory=dict)
-    pulled: list[str] = field(default_factory=list)
-    timeout: int = 60
-
-    def has(self, id: str, *tags: str, digests: tuple[str, ...] = ()) -> Engine:
-        self.images[id] = {"Id": id, "RepoTags": [*tags], "RepoDigests": [*digests]}
-        return self
-
-    def inspect_image(self, name: str) -> dict[str, Any]:
-        if " " in name:
-            raise APIError("invalid reference format", explanation="invalid reference format")
-        for one in self.images.values():
-            if name in (one["Id"], *one["RepoTags"], *one["RepoDigests"]):
-                return one
-        raise ImageNotFound(name)
-
-    def inspect_distribution(self, name: str) -> dict[str, Any]:
-        if name not in self.registry:
-            raise NotFound("404", explanation="manifest unknown")
-        return {"Descriptor": {"digest": self.registry[name]}}
-
-    def pull(self, name: str, stream: bool, decode: bool) -> list[dict[str, str]]:
-        self.pulled.append(name)
-        repository, _, digest = name.partition("@")
-        if not digest and name in self.registry:
-            digest = self.registry[name]
-            self.has(OTHER, name, digests=(f"{repository.rpartition(':')[0]}@{digest}",))
-        elif digest in self.registry.values():
-            self.has(CONFIG if digest == INDEX else OTHER, digests=(name,))
-        else:
-            return [{"error": "manifest unknown"}]
-        return [{"status": "Pull complete"}]
-
-    def tag(self, id: str, repository: str, tag: str) -> None:
-        for one in self.images.values():
-            one["RepoTags"] = [n for n in one["RepoTags"] if n != f"{repository}:{tag}"]
-        self.images[id]["RepoTags"].append(f"{repository}:{tag}")
 
 
 @dataclass
@@ -332,14 +326,6 @@ def find(
     assert images.find(reference, chosen, platform) == first
     assert len(engine.pulled) == pulled
     return Found(first, out.getvalue())
-
-
-@pytest.fixture(autouse=True)
-def _no_registry(monkeypatch: pytest.MonkeyPatch) -> None:
-    def resolve(reference: str, platform: str) -> ImageDigests:
-        raise EngineError("nobody there")
-
-    monkeypatch.setattr(registry, "resolve", resolve)
 
 
 @pytest.mark.parametrize("id", [INDEX, MANIFEST, CONFIG])
@@ -414,7 +400,7 @@ class TwoPlatforms(Engine):
 
     def has(self, id: str, *tags: str, digests: tuple[str, ...] = ()) -> Engine:
         super().has(id, *tags, digests=digests)
-        self.images[id]["Architecture"] = "arm64" if id == OTHER else "amd64"
+        self.held[id]["Architecture"] = "arm64" if id == OTHER else "amd64"
         return self
 
     def resolve(self, reference: str, platform: str) -> ImageDigests:
@@ -484,7 +470,7 @@ def test_the_base_that_the_demo_made_stands_in_for_one_that_nobody_can_pull(
     if there:
         engine.has(OTHER, f"megatron-standin-base:{row.abi}")
         labels = {"megatron-launchpad.standin": "debian-bookworm"} if labelled else {}
-        engine.images[OTHER]["Config"] = {"Labels": labels}
+        engine.held[OTHER]["Config"] = {"Labels": labels}
     building = Builds(client(engine), empty_site, Progress(out), standin=True)
     if not taken:
         hint = tag == "cpu" and chosen is None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import io
 import json
@@ -10,8 +9,8 @@ import os
 import re
 import tarfile
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
-from http.server import BaseHTTPRequestHandler
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -21,62 +20,35 @@ from launcher.base.errors import BuildError
 from launcher.base.settings import Settings
 from launcher.images.sources import fetch, index, lock
 
-from .conftest import serving
+from .conftest import Place, PlaceHandler, serving
 
 NAME = "megatron_core-0.16.1.tar.gz"
 JSON = "application/vnd.pypi.simple.v1+json"
 
 
-@dataclass
-class Index:
-    """A package index on loopback: what it serves by path, and whom it lets in."""
-
-    address: str = ""
-    files: dict[str, tuple[str, bytes]] = field(default_factory=dict)
-    login: str = ""
-    asked: list[str] = field(default_factory=list)
+class Index(Place):
+    """A package index, of one project."""
 
     def list_json(self, sha256: str | None, at: str = f"/files/{NAME}") -> None:
         """Serve the project's page as JSON."""
         hashes = {} if sha256 is None else {"sha256": sha256}
         page = {"files": [{"filename": NAME, "url": at, "hashes": hashes}]}
-        self.files["/simple/megatron-core/"] = (JSON, json.dumps(page).encode())
+        self.pages["/simple/megatron-core/"] = (JSON, json.dumps(page).encode())
 
     def list_html(self, sha256: str, at: str = f"../../files/{NAME}") -> None:
         """Serve the project's page as HTML."""
         page = f'<!DOCTYPE html><a href="{at}#sha256={sha256}">{NAME}</a>'
-        self.files["/simple/megatron-core/"] = ("text/html; charset=utf-8", page.encode())
+        self.pages["/simple/megatron-core/"] = ("text/html; charset=utf-8", page.encode())
 
 
 @pytest.fixture
-def served(monkeypatch: pytest.MonkeyPatch) -> Iterator[Index]:
+def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Index]:
     """An index that pip is configured to ask, and no other place."""
-    served = Index()
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            served.asked.append(self.path)
-            wanted = "Basic " + base64.b64encode(served.login.encode()).decode()
-            if served.login and self.headers["Authorization"] != wanted:
-                self.send_error(401)
-            elif self.path not in served.files:
-                self.send_error(404)
-            else:
-                kind, content = served.files[self.path]
-                self.send_response(200)
-                self.send_header("Content-Type", kind)
-                self.send_header("Content-Length", str(len(content)))
-                self.end_headers()
-                self.wfile.write(content)
-
-        def log_message(self, *_: object) -> None:
-            pass
-
     monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
     for name in ("PIP_EXTRA_INDEX_URL", "PIP_FIND_LINKS", "PIP_NO_INDEX"):
         monkeypatch.delenv(name, raising=False)
-    with serving(Handler) as address:
-        served.address = f"http://{address}"
+    served = Index(tmp_path / "www")
+    with serving(partial(PlaceHandler, place=served)) as served.host:
         monkeypatch.setenv("PIP_INDEX_URL", f"{served.address}/simple/")
         yield served
 
@@ -108,7 +80,7 @@ def digest(content: bytes) -> str:
 
 def serve(served: Index, content: bytes) -> str:
     """Serve an sdist's bytes; its sha256."""
-    served.files[f"/files/{NAME}"] = ("application/octet-stream", content)
+    served.pages[f"/files/{NAME}"] = ("application/octet-stream", content)
     return digest(content)
 
 
@@ -177,7 +149,7 @@ def test_a_login_goes_to_its_index_alone_and_into_no_message(
 ) -> None:
     """As pip: files on the index's host are asked for with the login in the index's address."""
     served.login = "me:p@ss"
-    address = served.address.replace("://", "://me:p%40ss@")
+    address = served.login_address
     sha256 = serve(served, hostile(tmp_path / "ran"))
     served.list_html(sha256, at=f"{served.address}/files/{NAME}")
     pip = index.Pip({"index-url": [f"{address}/simple"]})
@@ -235,16 +207,16 @@ def test_a_release_that_was_taken_back_is_no_newest(served: Index) -> None:
     pip = index.Pip({"index-url": [f"{served.address}/simple"]})
     names = {"megatron_core-0.3-py3-none-any.whl": False, "megatron_core-0.4.tar.gz": "breaks"}
     page = [{"filename": name, "url": name, "yanked": why} for name, why in names.items()]
-    served.files["/simple/megatron-core/"] = (JSON, json.dumps({"files": page}).encode())
+    served.pages["/simple/megatron-core/"] = (JSON, json.dumps({"files": page}).encode())
     assert index.newest_release("megatron-core", "3.10", pip) == (Version("0.3"), True)
     page[1]["yanked"] = False
-    served.files["/simple/megatron-core/"] = (JSON, json.dumps({"files": page}).encode())
+    served.pages["/simple/megatron-core/"] = (JSON, json.dumps({"files": page}).encode())
     assert index.newest_release("megatron-core", "3.10", pip) == (Version("0.4"), False)
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"files": [{"url": 1}]}', "{" * 9999])
 def test_a_page_of_nonsense_is_a_reason(served: Index, empty_site: Settings, text: str) -> None:
-    served.files["/simple/megatron-core/"] = (JSON, text.encode())
+    served.pages["/simple/megatron-core/"] = (JSON, text.encode())
     pip = index.Pip({"index-url": [f"{served.address}/simple"]})
     with pytest.raises(ValueError, match="not a page of an index"):
         pip.listed(next(pip.pages("megatron-core")))

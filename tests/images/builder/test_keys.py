@@ -15,14 +15,21 @@ from launcher.images.matrix.load import load_lock, load_matrix
 
 
 @pytest.fixture(scope="module")
-def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def found() -> list[list[str]]:
+    """Row, release and key of each image of this checkout."""
+    at = settings().matrix
+    made = keys(load_matrix(), load_lock(at.with_suffix(".lock")), at.parent)
+    return [[*one] for one in made]
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
     """What a checkout has that the command reads."""
-    folder = tmp_path_factory.mktemp("checkout")
     for name in ("launcher", "patches"):
-        shutil.copytree(ROOT / name, folder / name)
+        shutil.copytree(ROOT / name, tmp_path / name)
     for name in ("matrix.yaml", "matrix.lock", "Dockerfile.template"):
-        shutil.copy(ROOT / name, folder)
-    return folder
+        shutil.copy(ROOT / name, tmp_path)
+    return tmp_path
 
 
 def listed(checkout: Path) -> list[list[str]]:
@@ -37,9 +44,10 @@ def edited(path: Path, old: str, new: str) -> None:
     path.write_text(text.replace(old, new, 1))
 
 
-def test_an_edit_of_what_travels_with_a_run_changes_no_key(checkout: Path) -> None:
+def test_an_edit_of_what_travels_with_a_run_changes_no_key(
+    checkout: Path, found: list[list[str]]
+) -> None:
     """In the runner, the trainer, a GPU kernel or a series' data; and another version of ours."""
-    before = listed(checkout)
     names = ["agent/runner.py", "trainer/gpt/model.py", "base/files.py"]
     if (checkout / "launcher/trainer/fast").exists():  # it is optional
         names.append("trainer/fast/kernels/tokens.py")
@@ -47,15 +55,12 @@ def test_an_edit_of_what_travels_with_a_run_changes_no_key(checkout: Path) -> No
         edited(checkout / "launcher" / name, "\nimport ", "\n# a comment\nimport ")
     edited(checkout / "launcher/agent/series/0.16.json", '"begins"', ' "begins"')
     edited(checkout / "launcher/__init__.py", '__version__ = "', '__version__ = "9.')
-    assert listed(checkout) == before
-    assert len({key for *_, key in before}) == len(before) > 20
+    assert listed(checkout) == found
+    assert len({key for *_, key in found}) == len(found) > 20
     edited(checkout / "launcher/images/builder/stage.py", "\nimport ", "\n# a comment\nimport ")
-    assert not {key for *_, key in listed(checkout)} & {key for *_, key in before}
+    assert not {key for *_, key in listed(checkout)} & {key for *_, key in found}
 
 
-def test_each_row_and_release_that_fit_have_one() -> None:
-    matrix, at = load_matrix(), settings().matrix
-    found = [*keys(matrix, load_lock(at.with_suffix(".lock")), at.parent)]
-    assert {tag for tag, *_ in found} == {*matrix.rows}
-    own = {(tag, row.megatron) for tag, row in matrix.rows.items()}
+def test_each_row_and_release_that_fit_have_one(found: list[list[str]]) -> None:
+    own = {(tag, row.megatron) for tag, row in load_matrix().rows.items()}
     assert own <= {(tag, release) for tag, release, _ in found}

@@ -18,12 +18,14 @@ from launcher.images.matrix.locked import Lock, LockedImage, LockedPlatform, Loc
 from launcher.images.matrix.schema import GitSource, Matrix
 from launcher.images.oci import registry
 from launcher.images.oci.registry import ImageDigests
-from launcher.images.sources import index, lock
-from launcher.images.sources import resolve as resolving
+from launcher.images.sources import index, lock, uv
 from launcher.images.sources.lock import LockRequest
-from launcher.images.sources.resolve import RequirementSet, ResolvedSet
+from launcher.images.sources.uv import RequirementSet, ResolvedSet
 
 from .conftest import wheel
+from .made import sha
+
+pytestmark = pytest.mark.usefixtures("no_registry")
 
 ROOT = Path(__file__).resolve().parents[3]
 OFFLINE = LockRequest(offline=True)
@@ -83,14 +85,6 @@ def packed() -> list[str]:
 
 def unreachable(*_: object, **__: object) -> None:
     raise BuildError("nothing can be reached")
-
-
-@pytest.fixture(autouse=True)
-def _no_registry(monkeypatch: pytest.MonkeyPatch) -> None:
-    def resolve(reference: str, platform: str, **_: bool) -> ImageDigests:
-        raise EngineError(f"{reference}: the registry can't be reached")
-
-    monkeypatch.setattr(registry, "resolve", resolve)
 
 
 def test_offline_all_pins_stay_and_what_was_not_asked_is_named(empty_site: Settings) -> None:
@@ -203,10 +197,6 @@ def test_what_is_not_locked_cannot_be_upgraded(empty_site: Settings) -> None:
     with pytest.raises(UsageError, match="nothing that is locked is nunpy") as caught:
         locking(load_matrix(), load_lock(), empty_site, LockRequest(["nunpy"]))
     assert "'numpy'" in caught.value.remedy
-
-
-def sha(letter: str) -> str:
-    return f"sha256:{letter * 64}"
 
 
 ANSWER = ImageDigests(sha("a"), sha("b"), sha("c"))
@@ -330,7 +320,7 @@ def test_what_is_needed_on_a_condition_is_what_the_row_needs(
         wheel(links, name, "1.0")
     wheel(links, "numbers", "1.0")
     wheel(links, "numbers", "2.0")
-    pins = resolving.resolve(RequirementSet(["root"], python, platform=platform), empty_site).pins
+    pins = uv.resolve(RequirementSet(["root"], python, platform=platform), empty_site).pins
     old, amd64 = python == "3.10", platform == "linux/amd64"
     assert versions(pins) == sorted(
         [
@@ -347,15 +337,13 @@ def test_a_pin_that_holds_stays_until_it_is_upgraded_or_ruled_out(
     for name in ("one", "some_thing"):
         wheel(links, name, "1.0")
     both = ["one", "some-thing"]
-    before = resolving.resolve(RequirementSet(both, "3.12"), empty_site).pins
+    before = uv.resolve(RequirementSet(both, "3.12"), empty_site).pins
     spelt = [pin.replace("some-thing", "some_thing") for pin in before]  # as pip's metadata has it
     for name in ("one", "some_thing", "third"):
         wheel(links, name, "2.0")
 
     def again(requirements: list[str], *options: str) -> list[str]:
-        return resolving.resolve(
-            RequirementSet(requirements, "3.12", spelt, options), empty_site
-        ).pins
+        return uv.resolve(RequirementSet(requirements, "3.12", spelt, options), empty_site).pins
 
     assert again(both) == spelt
     assert versions(again([*both, "third"])) == ["one==1.0", "some_thing==1.0", "third==2.0"]
@@ -376,14 +364,14 @@ def test_resolving_runs_nothing_that_a_wheel_asks_for(
     (project / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w').close()\n")
     wheel(links, "root", "1.0", f"evil @ {project.as_uri()}")
     with pytest.raises(BuildError, match="uv can't resolve it"):
-        resolving.resolve(RequirementSet(["root"], "3.10"), empty_site)
+        uv.resolve(RequirementSet(["root"], "3.10"), empty_site)
     assert not (tmp_path / "ran").exists()
 
 
 def test_a_file_of_which_an_index_has_no_sha256_is_told() -> None:
     text = '[[packages]]\nname="six"\nversion="1.17.0"\nwheels=[{hashes={md5="a"}}]\n'
     with pytest.raises(BuildError, match=r"no sha256 of six 1\.17\.0"):
-        resolving._read(text, RequirementSet(["six"], "3.10"))
+        uv._read(text, RequirementSet(["six"], "3.10"))
 
 
 def test_a_branch_is_locked_with_its_name_and_holds_as_long_as_it_is_named(

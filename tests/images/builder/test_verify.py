@@ -6,14 +6,27 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from launcher.base.errors import BuildError
 from launcher.images.builder import verify
-from launcher.images.builder.verify import BuildFacts
+from launcher.images.builder.verify import (
+    BuildFacts,
+    check_base,
+    check_extensions,
+    check_image,
+    check_layers,
+    check_needs,
+    check_platform,
+    check_torch,
+)
 from launcher.images.matrix.load import load_matrix
+from launcher.images.matrix.schema import Row
 
 MATRIX = load_matrix()
 NGC, CPU = MATRIX.rows["26.06"], MATRIX.rows["cpu"]
@@ -59,60 +72,150 @@ def test_an_import_that_never_ends_ends_the_look(tmp_path: Path) -> None:
     assert looked(tmp_path, child, seconds=1).unimported == ["megatron.core", "no answer"]
 
 
-@pytest.mark.parametrize(
-    ("error", "refused"),
-    [
-        ("AssertionError: Minimum required nvidia-resiliency-ext package version is 0.6.0.", True),
-        ("ModuleNotFoundError: No module named 'yaml'", True),
-        ("ImportError: cannot import name 'x' from 'torch'", True),
-        (LIBCUDA, False),
-        ("RuntimeError: Found no NVIDIA driver on your system.", False),
-        ("AssertionError: CUDA driver initialization failed", False),
-        ("RuntimeError: 0 active drivers ([]). There should only be one.", False),
-        ("no answer", False),
-    ],
-)
-def test_what_a_gpu_would_mend_is_a_note_and_the_rest_is_refused(error: str, refused: bool) -> None:
-    facts = BuildFacts("3.12", {}, unimported=["megatron.core", error])
-    if not refused:
-        assert error in str(verify.check_imports(facts, NGC))
-        return
-    with pytest.raises(
-        BuildError, match=r"megatron\.core can't be imported in the image"
-    ) as caught:
-        verify.check_imports(facts, NGC)
-    assert error in caught.value.problem
-    assert ('EXTRAS="yaml"' in caught.value.remedy) == ("yaml" in error)
-
-
-def test_cpu_torch_has_no_triton_and_a_cuda_row_s_has() -> None:
-    """megatron.training 0.16 imports it, and the CPU row would no longer build."""
-    facts = BuildFacts("3.11", {}, unimported=["megatron.training", f"{MISSING} 'triton'"])
-    assert "CPU torch has none" in str(verify.check_imports(facts, CPU))
-    with pytest.raises(BuildError):
-        verify.check_imports(facts, NGC)
-
-
 MISSING = "ModuleNotFoundError: No module named"
 
 
 @pytest.mark.parametrize(
-    ("release", "version", "refused"),
+    ("row", "error", "refused"),
     [
-        ("0.19.0", "0.5.0", True),
-        ("0.19.0", "0.6.0", False),
-        ("0.19.0", "0.6.1.dev2", False),
-        ("0.19.0", None, False),
-        ("0.16.1", "0.5.0", False),
+        *(
+            (NGC, error, True)
+            for error in (
+                "AssertionError: Minimum required nvidia-resiliency-ext package version is 0.6.0.",
+                f"{MISSING} 'yaml'",
+                f"{MISSING} 'triton'",
+                "ImportError: cannot import name 'x' from 'torch'",
+            )
+        ),
+        (CPU, f"{MISSING} 'triton'", False),  # CPU torch has none; megatron.training imports it
+        *(
+            (NGC, error, False)
+            for error in (
+                LIBCUDA,
+                "RuntimeError: Found no NVIDIA driver on your system.",
+                "AssertionError: CUDA driver initialization failed",
+                "RuntimeError: 0 active drivers ([]). There should only be one.",
+                "no answer",
+            )
+        ),
     ],
 )
-def test_a_base_with_a_package_that_the_release_refuses_is_refused_by_name(
-    release: str, version: str | None, refused: bool
+def test_what_a_gpu_would_mend_is_a_note_and_the_rest_is_refused(
+    row: Row, error: str, refused: bool
 ) -> None:
-    packages = {"nvidia-resiliency-ext": version} if version else {}
-    facts, named = BuildFacts("3.12", packages), MATRIX.releases[release]
+    facts = BuildFacts("3.12", {}, unimported=["megatron.core", error])
     if not refused:
-        verify.check_needs(facts, named, "base")
+        assert error in str(verify.check_imports(facts, row))
         return
-    with pytest.raises(BuildError, match=r"base: has nvidia-resiliency-ext 0\.5\.0: .*>=0\.6\.0"):
-        verify.check_needs(facts, named, "base")
+    with pytest.raises(
+        BuildError, match=r"megatron\.core can't be imported in the image"
+    ) as caught:
+        verify.check_imports(facts, row)
+    assert error in caught.value.problem
+    assert ('EXTRAS="' in caught.value.remedy) == (MISSING in error)
+
+
+ROWS, RELEASES = MATRIX.rows, MATRIX.releases
+ROW, CUDA, BOTH = ROWS["24.10"], ROWS["cuda-12.4"], ROWS["26.06"]
+OLDER = CUDA.model_copy(update={"torch": "2.4.0"})
+BASE = BuildFacts(
+    "3.10", {"torch": "2.5.0a0+e000cf0ad9.nv24.10", "numpy": "1.24.4", "psutil": "5.9"}
+)
+ADDED = BASE.packages | {"psutil": "7.2.2", "megatron-core": "0.9.0"}
+
+
+def having(name: str, version: str) -> BuildFacts:
+    return BuildFacts("3.10", BASE.packages | {name: version}, training=True)
+
+
+def torch(version: str | None) -> BuildFacts:
+    return BuildFacts("3.10", {"torch": version} if version else {})
+
+
+@pytest.mark.parametrize(
+    ("check", "said"),
+    [
+        (partial(check_base, BASE, ROW, "base", standin=False), ""),
+        (
+            partial(check_base, BuildFacts("3.12", BASE.packages), ROW, "base", standin=True),
+            "base: has Python 3.12, and the row needs 3.10",
+        ),
+        (partial(check_base, torch(None), ROW, "base", standin=True), ""),
+        (partial(check_base, torch(None), ROW, "base", standin=False), "base: has torch missing"),
+        (partial(check_base, torch("2.4.0"), ROW, "base", standin=True), ""),
+        (partial(check_base, torch("2.4.0"), ROW, "base", standin=False), "base: has torch 2.4.0"),
+        (partial(check_platform, "linux/amd64", ROW, "base"), ""),
+        (partial(check_platform, "linux/arm64", BOTH, "base"), ""),
+        (
+            partial(check_platform, "linux/arm64", ROW, "base"),
+            "base: is for linux/arm64, and the row is for linux/amd64\n",
+        ),
+        (partial(check_platform, "linux/s390x", BOTH, "base"), "--platform linux/amd64 base"),
+        (partial(check_torch, torch("2.5.1+cu124"), CUDA, standin=False), ""),
+        (
+            partial(check_torch, torch("2.5.1"), OLDER, standin=False),
+            "the image has torch 2.5.1, and the row says 2.4.0",
+        ),
+        (partial(check_torch, torch("2.5.1"), OLDER, standin=True), "the row says 2.4.0"),
+        (partial(check_torch, torch("9.9"), ROW, standin=False), ""),  # it is the base's
+        (partial(check_layers, ["a", "b"], ["a", "b", "c"]), ""),
+        (partial(check_layers, ["a", "b"], ["a", "x", "c"]), "another base"),
+        *(
+            (partial(check_needs, having("nvidia-resiliency-ext", has), RELEASES[one], "base"), "")
+            for one, has in (("0.19.0", "0.6.0"), ("0.19.0", "0.6.1.dev2"), ("0.16.1", "0.5.0"))
+        ),
+        (partial(check_needs, BASE, RELEASES["0.19.0"], "base"), ""),
+        (
+            partial(
+                check_needs, having("nvidia-resiliency-ext", "0.5.0"), RELEASES["0.19.0"], "base"
+            ),
+            "base: has nvidia-resiliency-ext 0.5.0: ",
+        ),
+        (partial(check_extensions, having("transformer-engine", "1"), ["transformer_engine"]), ""),
+        (partial(check_extensions, having("transformer-engine", "1"), ["transformer.engine"]), ""),
+        (partial(check_extensions, BASE, ["apex"]), "finds no apex"),
+        (
+            partial(check_image, BASE, BuildFacts("3.10", ADDED, training=True), {"psutil"}, True),
+            "",
+        ),
+        (partial(check_image, BASE, having("torch", "9.9"), {"torch"}, True), " -> 9.9"),
+        (partial(check_image, BASE, having("numpy", "9.9"), {"numpy"}, True), " -> 9.9"),
+        (
+            partial(check_image, BASE, torch(BASE.packages["torch"]), set(), False),
+            "numpy 1.24.4 -> missing, psutil 5.9 -> missing",
+        ),
+        (
+            partial(
+                check_image, BASE, BuildFacts("3.10", BASE.packages, "no symbol"), set(), False
+            ),
+            "no symbol",
+        ),
+        (
+            partial(check_image, BASE, BuildFacts("3.10", BASE.packages), set(), True),
+            "training can't",
+        ),
+    ],
+)
+def test_what_is_refused_of_bases_and_images(check: Callable[[], None], said: str) -> None:
+    with pytest.raises(BuildError) if said else nullcontext() as caught:
+        check()
+    assert not caught or said in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("lines", "is_ours"),
+    [
+        (["ENV PYTHONPATH=/opt/megatron/lib", "COPY /stage/ / # buildkit", "FROM x"], True),
+        (["/bin/sh -c #(nop)  LABEL a=b", "/bin/sh -c #(nop)  ENV PYTHONPATH=/o"], False),
+        (["/bin/sh -c #(nop)  LABEL a=b", "/bin/sh -c #(nop) COPY dir:0a in / "], True),
+        (["RUN pip install x", "ENV PYTHONPATH=/o", "COPY /stage/ / # buildkit"], False),
+        (['CMD ["bash"]', "ENV PYTHONPATH=/o", "COPY /stage/ / # buildkit"], False),
+        (["COPY /stage/ /opt # buildkit"], False),
+        (["/bin/sh -c #(nop) COPY dir:0a1b in /opt "], False),
+        (["/bin/sh -c #(nop) COPY file:0a1b in / "], False),
+        ([], False),
+        ([None], False),
+    ],
+)
+def test_what_was_made_from_one_of_ours_is_not_ours(lines: list[str | None], is_ours: bool) -> None:
+    assert verify.is_ours([{"CreatedBy": line} for line in lines]) is is_ours

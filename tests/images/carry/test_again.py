@@ -26,38 +26,28 @@ from launcher.base.zstd import zstd
 from launcher.images.builder import beside
 from launcher.images.builder.image import OCI, BuiltImage
 from launcher.images.carry import again, compare
-from launcher.images.carry.again import (
-    Comparison,
-    Departures,
-    RebuildClaims,
-    RebuildSubject,
-    Verification,
-    claims,
-    notes,
-    request,
-    unnamed,
-)
 from launcher.images.carry.compare import Difference
 from launcher.images.matrix.load import load_matrix
 from launcher.images.oci.layers import Layer, LayerEntry, read_layer, read_layers
+from tests.e2e.site import program
 
 from .conftest import FORMS, Engine, sha256
 
 LABELS = {f"{LABEL}row": "24.10", f"{LABEL}megatron": "0.12.3", f"{LABEL}source": "git"}
 EPOCH = 1735689600  # 2025-01-01
 BUILDKIT, CLASSIC = "buildkit.dockerfile.v0", ""
-BASE = RebuildSubject(
+BASE = again.RebuildSubject(
     "sha256:b", (), ("b1", "b2"), "", {}, [{"CreatedBy": "x", "Comment": BUILDKIT}], [1]
 )
 
 
 def built(
     by: str = BUILDKIT, created: str = "2025-01-01T00:00:00Z", top: str = "1"
-) -> RebuildSubject:
+) -> again.RebuildSubject:
     step = {"CreatedBy": "COPY /stage/ /", "Comment": by}
     settings = {"Labels": LABELS}
     layers = (*BASE.layers, f"m{top}")
-    return RebuildSubject(
+    return again.RebuildSubject(
         "sha256:i", (), layers, created, settings, [*BASE.history, step], [1, EPOCH]
     )
 
@@ -70,27 +60,27 @@ PATH = {f"{LABEL}source": "path"}
     [
         (
             {},
-            Departures(base="mirror/pytorch:{tag}-py3", builder="b"),
+            again.Departures(base="mirror/pytorch:{tag}-py3", builder="b"),
             {"tag": "24.10", "megatron": "0.12.3", "no_cache": True, "architectures": None}
             | {"base": "mirror/pytorch:24.10-py3", "builder": "b"},
         ),
         (
             {f"{LABEL}row": "cuda-12.4", f"{LABEL}architectures": "90a"},
-            Departures(),
+            again.Departures(),
             {"tag": "cuda-12.4", "architectures": "90a"},
         ),
-        (PATH, Departures(checkout=Path("/m")), {"checkout": Path("/m")}),
+        (PATH, again.Departures(checkout=Path("/m")), {"checkout": Path("/m")}),
         (  # a checkout of another patch release is built by the same rules
             PATH | {f"{LABEL}megatron": "0.12.1", f"{LABEL}rules": "0.12.3"},
-            Departures(checkout=Path("/m")),
+            again.Departures(checkout=Path("/m")),
             {"megatron": "0.12.3"},
         ),
     ],
 )
 def test_what_is_built_again_is_what_the_labels_say(
-    change: dict[str, str], departures: Departures, expected: dict[str, Any]
+    change: dict[str, str], departures: again.Departures, expected: dict[str, Any]
 ) -> None:
-    found = request("x", LABELS | change, departures, load_matrix())
+    found = again.request("x", LABELS | change, departures, load_matrix())
     assert {key: getattr(found, key) for key in expected} == expected
 
 
@@ -109,16 +99,17 @@ def test_what_cannot_be_rebuilt_is_refused(
     change: dict[str, str], error: type[Exception], said: str
 ) -> None:
     with pytest.raises(error, match=said):
-        request("x", MADE | change, Departures(), load_matrix())
+        again.request("x", MADE | change, again.Departures(), load_matrix())
 
 
 def test_base_and_builder_that_the_image_names_are_both_told() -> None:
     """One of them was."""
-    wanted = request("x", MADE, Departures(), load_matrix())
-    assert unnamed(MADE, wanted, "row:1") == {"base": "standin:1", "builder": "standin:2"}
-    assert unnamed(MADE, replace(wanted, base="b"), "row:1") == {"builder": "standin:2"}
+    wanted = again.request("x", MADE, again.Departures(), load_matrix())
+    assert again.unnamed(MADE, wanted, "row:1") == {"base": "standin:1", "builder": "standin:2"}
+    assert again.unnamed(MADE, replace(wanted, base="b"), "row:1") == {"builder": "standin:2"}
     assert (
-        unnamed(MADE | {f"{OCI}base.name": "row:1", f"{LABEL}builder": ""}, wanted, "row:1") == {}
+        again.unnamed(MADE | {f"{OCI}base.name": "row:1", f"{LABEL}builder": ""}, wanted, "row:1")
+        == {}
     )
 
 
@@ -137,23 +128,23 @@ def test_stand_ins_that_are_here_need_no_option(
     engine: Any = Engine()
     for name, stands_in in there.items():
         engine.add(name, (name.encode(),), **({f"{LABEL}standin": "d"} if stands_in else {}))
-    verification = Verification(engine, empty_site, Progress(io.StringIO()))
+    verification = again.Verification(engine, empty_site, Progress(io.StringIO()))
     image = replace(built(), settings={"Labels": MADE})
-    found = verification._standins(image, Departures())
+    found = verification._standins(image, again.Departures())
     assert (found.get("base"), found.get("builder")) == taken
-    assert verification._standins(image, Departures(base="a", builder="b")) == {}
+    assert verification._standins(image, again.Departures(base="a", builder="b")) == {}
 
 
 def test_another_base_and_other_inputs_are_noted_with_what_the_labels_say() -> None:
     image = replace(built(), settings={"Labels": {**LABELS, f"{LABEL}version": "0.1"}})
     now = {f"{OCI}base.name": "base:1", f"{LABEL}version": "0.2"}
     base = replace(BASE, layers=("b1", "other", "b3"))
-    first, second, *rest = notes(image, base, now, "k")
+    first, second, *rest = again.notes(image, base, now, "k")
     assert first == "it lies on another base than base:1 sha256:b: it has 1 of that one's 3 layers"
     assert "other inputs" in second
     assert rest == [f"{LABEL}version: 0.1, now 0.2", f"{OCI}base.name: none, now base:1"]
     same = replace(built(), settings={"Labels": {**LABELS, f"{LABEL}key": "k"}})
-    assert list(notes(same, BASE, {f"{OCI}base.name": "base:1"}, "k")) == []
+    assert list(again.notes(same, BASE, {f"{OCI}base.name": "base:1"}, "k")) == []
 
 
 LATE = "2026-01-01T00:00:00Z"
@@ -172,16 +163,16 @@ LATE = "2026-01-01T00:00:00Z"
     ],
 )
 def test_claims_are_what_the_builders_allow(
-    image: RebuildSubject, rebuilt: RebuildSubject, layers: bool, whole: bool
+    image: again.RebuildSubject, rebuilt: again.RebuildSubject, layers: bool, whole: bool
 ) -> None:
-    found = claims(image, rebuilt, BASE, EPOCH)
+    found = again.claims(image, rebuilt, BASE, EPOCH)
     assert (found.layers, found.image) == (layers, whole)
     assert bool(found.because) == (not whole)
 
 
 def test_on_another_base_as_many_layers_are_compared_as_are_added() -> None:
     image = replace(built(), layers=("o1", "o2", "o3", "m1"))
-    pair = Comparison(image, built(), BASE, RebuildClaims(), (None, None), None, print)  # type: ignore[arg-type]
+    pair = again.Comparison(image, built(), BASE, again.RebuildClaims(), (None, None), None, print)  # type: ignore[arg-type]
     assert pair._added() == (("m1",), ("m1",))
     changed = replace(pair, image=replace(image, layers=(*BASE.layers, "m1", "extra")))
     assert changed._added() == (("m1", "extra"), ("m1",))
@@ -198,14 +189,15 @@ def test_on_another_base_as_many_layers_are_compared_as_are_added() -> None:
 def test_diffoscope_is_used_where_it_is_installed_and_takes_long_only_where_asked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: int, within: int | None, said: str
 ) -> None:
-    program = tmp_path / "diffoscope"
-    program.write_text(f"#!/bin/sh\nsleep {seconds}\necho a and b differ\nexit 1\n")
-    program.chmod(0o755)
+    text = f"#!/bin/sh\nsleep {seconds}\necho a and b differ\nexit 1\n"
+    program(tmp_path / "diffoscope", text)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     monkeypatch.setattr(again, "copy_out", lambda *_: False)
     lines: list[str] = []
     out = Progress(io.StringIO())
-    pair = Comparison(built(), built(), BASE, RebuildClaims(), (None, None), out, lines.append)  # type: ignore[arg-type]
+    pair = again.Comparison(
+        built(), built(), BASE, again.RebuildClaims(), (None, None), out, lines.append
+    )  # type: ignore[arg-type]
     pair._look_inside([Difference("/a", None, None)], within)
     assert lines == [said]
 
@@ -216,7 +208,7 @@ def test_what_is_built_again_goes_with_its_documents_unless_it_was_there(
     engine: Any = Engine()
     new, there = engine.add("verify-1:cpu", (b"new",)), engine.add("verify-1:old", (b"there",))
     there.names.append("megatron:cpu")
-    verification = Verification(engine, empty_site, Progress(io.StringIO()))
+    verification = again.Verification(engine, empty_site, Progress(io.StringIO()))
     for held in (new, there):
         beside.put({beside.SBOM: b""}, held.id, empty_site)
         verification._remove(BuiltImage(held.names[:1], held.id, reused=False))
@@ -229,9 +221,9 @@ def test_without_diffoscope_nothing_is_built_for_it(
     empty_site: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", "")
-    verification = Verification(None, empty_site, Progress(io.StringIO()))  # type: ignore[arg-type]
+    verification = again.Verification(None, empty_site, Progress(io.StringIO()))  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="no diffoscope"):
-        verification.verify("x", Departures(), diffoscope=True)
+        verification.verify("x", again.Departures(), diffoscope=True)
 
 
 FILE = LayerEntry("file", "0644", "0:0", 3, 0, sha256="a" * 64)

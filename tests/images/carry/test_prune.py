@@ -91,9 +91,10 @@ def test_what_was_named_while_somebody_was_asked_stays(empty_site: Settings) -> 
     assert (new.names, old.names, len(engine.images)) == (["m:1"], [], 2)
 
 
-def test_downloads_that_no_lock_mentions_and_what_a_killed_launcher_left(
+def test_repositories_that_no_lock_mentions_and_what_a_killed_launcher_left(
     empty_site: Settings,
 ) -> None:
+    """Downloads are in tests/e2e/test_prune.py."""
     left = empty_site.cache / "scratch-ab12cd34"
     left.mkdir(parents=True)
     (left / "half.whl").write_bytes(b"x" * 7)
@@ -102,10 +103,6 @@ def test_downloads_that_no_lock_mentions_and_what_a_killed_launcher_left(
     assert prune.downloads(empty_site, [], []) == [left]
     assert (prune.title(left), prune.bytes_in(left)) == ("scratch-ab12cd34", 7)
     shutil.rmtree(left)
-    sha256 = empty_site.cache / "sha256"
-    for digest in ("aa", "bb"):
-        (sha256 / digest).mkdir(parents=True)
-        (sha256 / digest / f"{digest}.whl").write_bytes(b"x" * 10)
     known = empty_site.cache / "git/https-github-com-NVIDIA-Megatron-LM-git"
     stale = empty_site.cache / "git/https-example-org-old"
     for other in ("engine", "images/ab"):  # are left alone
@@ -114,7 +111,5 @@ def test_downloads_that_no_lock_mentions_and_what_a_killed_launcher_left(
         (repository / "objects").mkdir(parents=True)
         (repository / "HEAD").write_bytes(b"x" * 5)
     url = "https://github.com/NVIDIA/Megatron-LM.git"
-    found = prune.downloads(empty_site, ["aa"], [url])
-    assert found == [stale, sha256 / "bb"]
-    assert [prune.title(folder) for folder in found] == ["https-example-org-old", "bb.whl"]
-    assert [prune.bytes_in(folder) for folder in found] == [5, 10]
+    assert prune.downloads(empty_site, [], [url]) == [stale]
+    assert (prune.title(stale), prune.bytes_in(stale)) == ("https-example-org-old", 5)

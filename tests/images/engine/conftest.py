@@ -49,8 +49,8 @@ def standin_engine() -> Iterator[Callable[..., str]]:
     """Starts a stand-in at a path and gives its DOCKER_HOST; it may have answers of its own."""
     servers = []
 
-    def start(path: Path, **answers: bytes) -> str:
-        handler = type("Handler", (StandInHandler,), answers)
+    def start(path: Path, of: type[StandInHandler] = StandInHandler, **answers: bytes) -> str:
+        handler = type("Handler", (of,), answers)
         path.parent.mkdir(parents=True, exist_ok=True)
         server = socketserver.ThreadingUnixStreamServer(str(path), handler)
         server.daemon_threads = True

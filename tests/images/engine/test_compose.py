@@ -13,7 +13,7 @@ from launcher.images.engine import compose
 from launcher.images.engine.private import packages, private
 
 if TYPE_CHECKING:
-    from docker import DockerClient
+    pass
 
 CLIENT: Any = None
 DOCKER = """#!/bin/sh
@@ -42,21 +42,26 @@ def program(path: Path, text: str) -> None:
     path.chmod(0o755)
 
 
-@pytest.mark.parametrize("version", ["2.26.1-4", "v2.40.3", "5.0.0"])
-def test_dockers_plugin_is_found(tools: Path, version: str) -> None:
-    program(tools / "docker", DOCKER.format(answer=f"{{ echo {version}; exit 0; }}"))
-    assert compose.compose(CLIENT) == [str(tools / "docker"), "compose"]
-
-
-def test_a_program_of_its_own_is_found(tools: Path) -> None:
-    program(tools / "docker", DOCKER.format(answer="false"))
-    program(tools / "docker-compose", "#!/bin/sh\necho 2.26.1\n")
-    assert compose.compose(CLIENT) == [str(tools / "docker-compose")]
-
-
-@pytest.mark.parametrize("text", ["echo 1.29.2", "echo no version", "exit 1"])
-def test_without_version_2_the_packages_are_named(tools: Path, text: str) -> None:
-    program(tools / "docker-compose", f"#!/bin/sh\n{text}\n")
+@pytest.mark.parametrize(
+    ("docker", "own", "found"),
+    [
+        ("{ echo 2.26.1-4; exit 0; }", "exit 1", ["docker", "compose"]),
+        ("{ echo v2.40.3; exit 0; }", "exit 1", ["docker", "compose"]),
+        ("{ echo 5.0.0; exit 0; }", "exit 1", ["docker", "compose"]),
+        ("false", "echo 2.26.1", ["docker-compose"]),
+        ("false", "echo 1.29.2", None),
+        ("false", "echo no version", None),
+        ("false", "exit 1", None),
+    ],
+)
+def test_compose_is_dockers_plugin_or_a_program_from_version_2_on(
+    tools: Path, docker: str, own: str, found: list[str] | None
+) -> None:
+    program(tools / "docker", DOCKER.format(answer=docker))
+    program(tools / "docker-compose", f"#!/bin/sh\n{own}\n")
+    if found:
+        assert compose.compose(CLIENT) == [str(tools / found[0]), *found[1:]]
+        return
     with pytest.raises(EngineError, match="no docker compose here") as caught:
         compose.compose(CLIENT)
     assert "docker-compose-plugin" in caught.value.remedy
@@ -93,12 +98,3 @@ def test_iptables_is_named_once(tmp_path: Path) -> None:
     for _ in range(2):
         private._link_iptables(tmp_path)
         assert (tmp_path / "iptables").readlink() == Path("iptables-nft")
-
-
-@pytest.mark.engine
-def test_on_an_engine_it_runs(engine: DockerClient) -> None:
-    from launcher.images.engine.connect import cli_environment
-
-    argv = [*compose.compose(engine), "ls", "--quiet"]
-    done = subprocess.run(argv, env=cli_environment(engine), capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr

@@ -37,7 +37,7 @@ from launcher.images.engine.connect import (
 from launcher.images.oci import registry
 from launcher.runs.records import record
 
-from .conftest import VERSION
+from .conftest import StandInHandler
 
 Start = Callable[..., str]
 
@@ -60,21 +60,6 @@ def write_context(config: Path, name: str, endpoint: dict[str, object]) -> Path:
     meta.parent.mkdir(parents=True)
     meta.write_text(json.dumps({"Name": name, "Endpoints": {"docker": endpoint}}))
     return config / "contexts" / "tls" / key / "docker"
-
-
-def test_docker_host_that_does_not_answer_ends_the_search(
-    monkeypatch: pytest.MonkeyPatch, sockets: Path, standin_engine: Start
-) -> None:
-    answering = standin_engine(sockets / "default.sock")
-    monkeypatch.setattr(module, "_default_hosts", lambda env: iter([(answering, "default")]))
-    monkeypatch.setenv("DOCKER_HOST", f"unix://{sockets}/none.sock")
-    with pytest.raises(EngineError) as caught:
-        connect()
-    assert caught.value.exit_code == 125
-    assert "DOCKER_HOST" in caught.value.problem
-    assert "there is no such socket" in caught.value.problem
-    assert "default" not in caught.value.problem
-    assert "unset DOCKER_HOST" in caught.value.remedy
 
 
 def test_a_context_is_used_before_the_default_socket(
@@ -196,20 +181,18 @@ def test_a_dead_socket_is_passed_over(
         ("tcp://127.0.0.1:1", "connection refused"),
         ("nonsense", "nonsense"),
         ("ftp://somewhere", "ftp"),
-        ("unix://{}/silent.sock", "no answer within"),
+        ("unix:///nowhere.sock", "there is no such socket"),
     ],
 )
 def test_a_wrong_docker_host_gives_no_traceback(
-    monkeypatch: pytest.MonkeyPatch, sockets: Path, host: str, reason: str
+    monkeypatch: pytest.MonkeyPatch, host: str, reason: str
 ) -> None:
-    monkeypatch.setenv("LAUNCHER_ANSWER_WITHIN", "0.2")
-    with socket.socket(socket.AF_UNIX) as silent:
-        silent.bind(str(sockets / "silent.sock"))
-        silent.listen()
-        monkeypatch.setenv("DOCKER_HOST", host.format(sockets))
-        with pytest.raises(EngineError) as caught:
-            connect()
+    monkeypatch.setenv("DOCKER_HOST", host)
+    with pytest.raises(EngineError) as caught:
+        connect()
+    assert caught.value.exit_code == 125
     assert reason in caught.value.problem
+    assert "unset DOCKER_HOST" in caught.value.remedy
 
 
 def test_permission_denied_has_its_own_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -320,51 +303,46 @@ def drip(connection: socket.socket, stop: threading.Event) -> None:
         connection.sendall(b" ")
 
 
+class LateHandler(StandInHandler):
+    """Leaves a question whose path ends in `late` without an answer, or lets it wait for one."""
+
+    late, how, stop, otherwise = "", "", threading.Event(), b"[]"
+
+    def do_GET(self) -> None:
+        is_late = self.path.partition("?")[0].endswith(self.late)
+        with suppress(OSError):
+            if is_late and self.how == "drips":
+                return drip(self.connection, self.stop)
+            if is_late and self.stop.wait(2 * WITHIN if self.how == "is slow" else None):
+                return None
+            return super().do_GET()
+
+    do_POST = do_GET
+
+
 @pytest.fixture
-def late(sockets: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Serve]:
+def late(
+    sockets: Path, standin_engine: Start, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> Iterator[Serve]:
     """Serves an engine that DOCKER_HOST names: it answers what doesn't end in `path` at once.
 
     What does is followed by silence, drips, or is answered after twice the deadline.
     """
     stop = threading.Event()
-    listener = socket.socket(socket.AF_UNIX)
-    host = f"unix://{sockets}/engine.sock"
     for name, value in {
-        "DOCKER_HOST": host,
+        "DOCKER_HOST": f"unix://{sockets}/engine.sock",
         "LAUNCHER_ANSWER_WITHIN": str(WITHIN),
         "LAUNCHER_RUNS": str(tmp_path / "runs"),
         "LAUNCHER_SETTINGS": "/dev/null",
     }.items():
         monkeypatch.setenv(name, value)
 
-    def answer(connection: socket.socket, path: str, how: str) -> None:
-        with connection, suppress(OSError):
-            while request := connection.recv(1 << 16):
-                asked = request.split()[1].decode().partition("?")[0]
-                if asked.endswith(path) and how != "is slow":
-                    return drip(connection, stop) if how == "drips" else void(stop.wait())
-                if asked.endswith(path):
-                    stop.wait(2 * WITHIN)
-                body = json.dumps(VERSION if asked.endswith("/version") else []).encode()
-                connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body))
-                connection.sendall(body)
-
-    def accept(path: str, how: str) -> None:
-        with suppress(OSError):
-            while True:
-                arguments = listener.accept()[0], path, how
-                threading.Thread(target=answer, args=arguments, daemon=True).start()
-
     def serve(path: str, how: str) -> str:
-        listener.bind(host.removeprefix("unix://"))
-        listener.listen()
-        threading.Thread(target=accept, args=(path, how), daemon=True).start()
-        return host
+        late = type("Late", (LateHandler,), {"late": path, "how": how, "stop": stop})
+        return standin_engine(sockets / "engine.sock", late)
 
     yield serve
     stop.set()
-    listener.shutdown(socket.SHUT_RDWR)
-    listener.close()
 
 
 @contextmanager
@@ -373,10 +351,6 @@ def soon() -> Iterator[None]:
     begun = time.monotonic()
     yield
     assert time.monotonic() - begun < SOON
-
-
-def void(value: object) -> None:
-    """Nothing of it."""
 
 
 @pytest.mark.parametrize(
@@ -433,9 +407,15 @@ def test_what_is_read_as_it_comes_is_waited_for(late: Serve) -> None:
 
 
 def test_a_named_engine_that_is_not_there_fails_ps_and_runs(
-    late: Serve, capfd: pytest.CaptureFixture[str], sockets: Path
+    late: Serve,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    sockets: Path,
+    standin_engine: Start,
 ) -> None:
-    """They ended with 0, and told neither host nor reason."""
+    """They ended with 0, and told neither host nor reason. No other engine is taken instead."""
+    other = standin_engine(sockets / "default.sock")
+    monkeypatch.setattr(module, "_default_hosts", lambda env: iter([(other, "default")]))
     for command in ("ps", "runs"):
         assert cli.main([command]) == 125
         told = capfd.readouterr()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import signal
 import socket
@@ -19,7 +20,7 @@ from launcher.base.errors import EngineError
 from launcher.base.settings import settings
 from launcher.images.engine.connect import engine_host
 from launcher.images.engine.private import packages, private
-from launcher.images.engine.private.base import STANDIN_EPOCH, debian_base
+from launcher.images.engine.private.debian import STANDIN_EPOCH, debian_base
 from launcher.images.engine.private.private import private_engine
 
 needs_root_and_apt = pytest.mark.skipif(
@@ -98,6 +99,53 @@ def test_a_folder_named_as_ours_is_removed_only_with_our_marker(
     assert place is not None
     private._clean(place)
     assert not sockets.exists()
+
+
+def test_what_dead_engines_left_goes_at_the_next_start(
+    folder_in_use: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their last user was killed, and their folder was gone: five stayed in /run within a day."""
+    monkeypatch.setattr(private, "_short_folder", lambda: folder_in_use)
+    made = {"dead": "alive", "live": "alive", "new": "alive", "old": "of an older launcher"}
+    for name, file in made.items():
+        made[name] = f"launchpad-{name:_<8}"
+        (folder_in_use / made[name]).mkdir()
+        owned.mark(folder_in_use / made[name])
+        (folder_in_use / made[name] / file).touch()
+        os.utime(folder_in_use / made[name], None if name == "new" else (1, 1))
+    (folder_in_use / "launchpad-foreign1").mkdir()
+    (folder_in_use / "launchpad-foreign1/alive").touch()
+    os.utime(folder_in_use / "launchpad-foreign1", (1, 1))
+    with (folder_in_use / made["live"] / "alive").open("rb+") as alive:
+        fcntl.flock(alive, fcntl.LOCK_EX)
+        private._sweep()
+    left = [made[name] for name in ("live", "new", "old")]
+    assert {path.name for path in folder_in_use.glob("launch*")} == {*left, "launchpad-foreign1"}
+
+
+@needs_root_and_apt
+def test_an_engine_is_known_as_living_until_its_first_process_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In place of the engine something that sleeps; its launcher is dead, as is its folder."""
+    monkeypatch.setattr(private, "_short_folder", lambda: tmp_path)
+    monkeypatch.setattr(private, "_engine_argv", lambda place: ["sleep", "60"])
+    monkeypatch.setattr(private, "_wait_until_up", lambda place, process: process)
+    (tmp_path / "engine").mkdir()
+    with (tmp_path / "lock").open("w") as lock:
+        place, process = private._start_with(tmp_path / "engine", [], lock.fileno())
+    until = time.monotonic() + 60
+    while not place.control.exists() and time.monotonic() < until:
+        time.sleep(0.02)
+    os.utime(place.sockets, (1, 1))
+    private._sweep()
+    assert place.sockets.exists()
+    process.kill()
+    process.wait()
+    while place.sockets.exists() and time.monotonic() < until:
+        time.sleep(0.02)  # all in its namespaces ends a moment later
+        private._sweep()
+    assert not place.sockets.exists()
 
 
 def test_a_full_disk_leaves_no_state_and_no_sockets(

@@ -16,7 +16,7 @@ from launcher.images.matrix.recipe import recipe
 
 ROOT = Path(__file__).resolve().parents[3]
 TEMPLATE = (ROOT / "Dockerfile.template").read_text()
-TAGS = list(load_matrix().rows)
+MATRIX, LOCK = load_matrix(), load_lock()
 
 
 def stages(text: str) -> list[str]:
@@ -30,21 +30,20 @@ def instructions(stage: str) -> list[str]:
 
 
 def test_what_is_committed_is_what_is_rendered() -> None:
-    assert render.drift(render.render_all(load_matrix(), load_lock(), ROOT), ROOT) == []
+    assert render.drift(render.render_all(MATRIX, LOCK, ROOT), ROOT) == []
 
 
 def test_what_a_new_release_a_patch_or_a_wheel_changes_is_shown() -> None:
     """The Dockerfile alone says `stage.py wheel`, whatever is in it."""
-    matrix, lock = load_matrix(), load_lock()
-    before = recipe(matrix, lock, "24.10")
+    before = recipe(MATRIX, LOCK, "24.10")
     text = render.inputs([before], {"0.9.0/01.patch": "1" * 64})
     data = yaml.safe_load(text)
-    assert data["megatron"]["commit"] == matrix.releases["0.9.0"].git.commit
+    assert data["megatron"]["commit"] == MATRIX.releases["0.9.0"].git.commit
     assert data["megatron"]["patches"] == {"0.9.0/01.patch": "1" * 64}
-    assert data["wheels"]["linux/amd64"]["runtime"] == lock.needs["cp310"].runtime
+    assert data["wheels"]["linux/amd64"]["runtime"] == LOCK.needs["cp310"].runtime
     moved = {"runtime": [*before.pins["runtime"][:-1], f"six==9 --hash=sha256:{'0' * 64}"]}
     others = [
-        render.inputs([recipe(matrix, lock, "24.10", "0.10.0")], {"0.9.0/01.patch": "1" * 64}),
+        render.inputs([recipe(MATRIX, LOCK, "24.10", "0.10.0")], {"0.9.0/01.patch": "1" * 64}),
         render.inputs([before], {"0.9.0/01.patch": "2" * 64}),
         render.inputs(
             [replace(before, pins={**before.pins, **moved})], {"0.9.0/01.patch": "1" * 64}
@@ -52,12 +51,12 @@ def test_what_a_new_release_a_patch_or_a_wheel_changes_is_shown() -> None:
     ]
     assert len({text, *others}) == 4
     assert (
-        render.inputs([recipe(matrix, lock, "cpu")], {}).count("sdist: megatron-core==0.16.1") == 1
+        render.inputs([recipe(MATRIX, LOCK, "cpu")], {}).count("sdist: megatron-core==0.16.1") == 1
     )
     for name in ("cuda-12.4", "26.06"):
         found = yaml.safe_load((ROOT / f"images/{name}/inputs.yaml").read_text())
-        assert {*found["wheels"]} == {*matrix.rows[name].platforms}
-        assert {*found.get("extensions", ())} == {*matrix.rows[name].extensions}
+        assert {*found["wheels"]} == {*MATRIX.rows[name].platforms}
+        assert {*found.get("extensions", ())} == {*MATRIX.rows[name].extensions}
 
 
 def test_drift_finds_an_edit_and_an_orphan(tmp_path: Path) -> None:
@@ -75,17 +74,16 @@ def test_drift_finds_an_edit_and_an_orphan(tmp_path: Path) -> None:
     assert not (tmp_path / "images/old").exists()
 
 
-@pytest.mark.parametrize("tag", TAGS)
+@pytest.mark.parametrize("tag", MATRIX.rows)
 def test_a_dockerfile_has_the_promised_shape(tag: str) -> None:
-    text = render.dockerfile(load_matrix(), tag, TEMPLATE)
-    assert text == render.dockerfile(load_matrix(), tag, TEMPLATE)
+    text = render.dockerfile(MATRIX, tag, TEMPLATE)
+    assert text == render.dockerfile(MATRIX, tag, TEMPLATE)
     assert instructions(stages(text)[-1]) == ["FROM", "COPY", "ENV"]
     assert "ENTRYPOINT" not in text
     assert text.startswith("# Generated ")
-    matrix = load_matrix()
-    row = matrix.rows[tag]
+    row = MATRIX.rows[tag]
     assert f"ARG BASE_IMAGE={row.base}\n" in text  # a mirror can replace both images
-    assert f"ARG BUILDER_IMAGE={matrix.builders[row.abi]}\n" in text
+    assert f"ARG BUILDER_IMAGE={MATRIX.builders[row.abi]}\n" in text
     for word in ("--mount", "<<", "# syntax"):  # the classic builder can read it
         assert word not in text
     path = "ENV CUDNN_PATH=/opt/packages/lib/nvidia/cudnn\n"
@@ -100,10 +98,9 @@ def test_a_dockerfile_has_the_promised_shape(tag: str) -> None:
 
 
 def test_the_rows_of_one_abi_share_the_wheel_stage_letter_for_letter() -> None:
-    matrix = load_matrix()
     found: dict[str, set[str]] = {}
-    for tag, row in matrix.rows.items():
-        first = stages(render.dockerfile(matrix, tag, TEMPLATE))[0]
+    for tag, row in MATRIX.rows.items():
+        first = stages(render.dockerfile(MATRIX, tag, TEMPLATE))[0]
         found.setdefault(row.abi, set()).add(first.partition("\n\n")[0])
     assert {abi: len(texts) for abi, texts in found.items()} == dict.fromkeys(found, 1)
 
@@ -120,6 +117,6 @@ def test_the_table_goes_between_its_markers(tmp_path: Path) -> None:
     page.write_text("no markers")
     with pytest.raises(UsageError, match=r"page\.md"):
         render.between_markers(page, "new")
-    lines = render.table(load_matrix()).splitlines()
+    lines = render.table(MATRIX).splitlines()
     status = {line.split(" | ")[0][2:]: line.split(" | ")[-1] for line in lines}
     assert (status["26.06"], status["24.02"]) == ("untried |", "runs |")

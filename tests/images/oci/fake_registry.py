@@ -1,17 +1,21 @@
-"""A registry in this process, which answers as it is told to, wrongly as well."""
+"""A registry in this process, which answers as it is told to, wrongly as well; a container."""
 
 from __future__ import annotations
 
+import io
 import json
+import tarfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
+from docker.errors import NotFound
 
 from launcher.images.oci import registry
 from launcher.images.oci.layout import sha256
@@ -153,3 +157,19 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Fake]:
     monkeypatch.setenv("HOME", str(tmp_path))
     with serving(Fake()) as served:
         yield served
+
+
+def holding(**members: tuple[bytes, bytes]) -> Any:
+    """A container with these: content and type of each entry."""
+
+    def get_archive(path: str) -> Any:
+        if path not in members:
+            raise NotFound(path)
+        file, (content, kind) = io.BytesIO(), members[path]
+        with tarfile.open(fileobj=file, mode="w") as tar:
+            entry = tarfile.TarInfo(path)
+            entry.size, entry.type = len(content), kind
+            tar.addfile(entry, io.BytesIO(content))
+        return (file.getvalue()[at : at + 700] for at in range(0, len(file.getvalue()), 700)), None
+
+    return SimpleNamespace(get_archive=get_archive)

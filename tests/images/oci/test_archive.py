@@ -8,6 +8,7 @@ import json
 import os
 import random
 import shutil
+import socket
 import subprocess
 import tarfile
 import tempfile
@@ -17,6 +18,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import docker
 import pytest
 from docker.errors import APIError, ImageNotFound
 from hypothesis import given
@@ -115,6 +117,21 @@ def test_what_an_engine_tells_of_a_load(raised: bool) -> None:
     assert "docker system df" in caught.value.remedy
 
 
+def test_a_closed_pipe_while_an_image_is_sent_ends_it() -> None:
+    """urllib3 took it for the engine's, and waited for the answer to half a request for ever."""
+
+    def chunks() -> Iterator[bytes]:
+        yield b"a part"
+        raise BrokenPipeError(32, "Broken pipe")
+
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # it listens, and never answers
+        url = f"tcp://127.0.0.1:{silent.getsockname()[1]}"
+        client = docker.DockerClient(base_url=url, version="1.41", timeout=5)
+        with pytest.raises(BrokenPipeError):
+            archive.load_archive(client, chunks())
+        client.close()
+
+
 A, B, C = (hashlib.sha256(text).hexdigest() for text in (b"a", b"b", b"c"))
 LISTING = Listing(
     format=1,
@@ -129,11 +146,6 @@ LISTING = Listing(
     ),
 )
 TEXT = layout.render(LISTING)
-
-
-def test_it_is_read_as_it_was_written() -> None:
-    assert layout.parse(TEXT, Listing) == LISTING
-    assert layout.render(LISTING) == TEXT
 
 
 @given(st.integers(0, len(TEXT) - 1), st.integers(1, 255))
@@ -152,17 +164,6 @@ def test_a_file_outside_of_the_layout_is_refused(path: str) -> None:
     }
     with pytest.raises(ValidationError, match="its name isn't its sha256"):
         Listing.model_validate(wrong)
-
-
-def test_sums_are_those_that_sha256sum_checks(tmp_path: Path) -> None:
-    for file, content in zip(LISTING.files, (b"a", b"b", b"c"), strict=True):
-        target = tmp_path / file.path
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_bytes(content)
-    (tmp_path / layout.LISTING).write_bytes(TEXT)
-    (tmp_path / layout.SUMS).write_bytes(layout.sums(LISTING))
-    check = ["sha256sum", "--check", "--strict", layout.SUMS]
-    assert subprocess.run(check, cwd=tmp_path, check=False).returncode == 0
 
 
 DIGEST = f"sha256:{'1' * 64}"
@@ -194,8 +195,8 @@ def packed_by(
 def test_it_is_the_same_with_any_number_of_cores(
     content: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = {packed_by(content, monkeypatch, cores, 1 << 16) for cores in (None, 1, 2, 3, 8, 200)}
-    found.add(packed_by(content, monkeypatch, 2, 1_000_003))
+    found = {packed_by(content, monkeypatch, cores, 1 << 16) for cores in (None, 2, 200)}
+    found.add(packed_by(content, monkeypatch, 3, 1_000_003))
     assert len(found) == 1
 
 
@@ -259,17 +260,12 @@ def written(folder: Path, content: bytes, packing: str | None) -> tuple[Blob, by
     return blob, stored
 
 
-@given(contents)
-def test_what_is_written_comes_back(content: bytes) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        blob, stored = written(Path(folder), content, "")
-    assert (blob.unpacked, stored) == (None, content)
-
-
 @given(st.one_of(contents, contents.map(lambda some: some * 1000)))
-def test_what_is_packed_comes_back_unpacked(content: bytes) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        blob, stored = written(Path(folder), content, None)
+def test_what_is_written_comes_back_and_what_is_packed_comes_back_unpacked(content: bytes) -> None:
+    with tempfile.TemporaryDirectory() as one, tempfile.TemporaryDirectory() as other:
+        plain, as_it_is = written(Path(one), content, "")
+        blob, stored = written(Path(other), content, None)
+    assert (plain.unpacked, as_it_is) == (None, content)
     assert blob.unpacked == f"sha256:{hashlib.sha256(content).hexdigest()}"
     size, blocks = packed.unpack(blob.digest, iter([stored]))
     assert (size, b"".join(blocks)) == (len(content), content)

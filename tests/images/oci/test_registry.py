@@ -14,7 +14,8 @@ from typing import Any, cast
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
-from docker.errors import APIError, NotFound
+import yaml
+from docker.errors import APIError
 
 from launcher.base.errors import EngineError
 from launcher.base.reference import parse_reference
@@ -22,12 +23,20 @@ from launcher.images.oci import container as containers
 from launcher.images.oci import registry
 from launcher.images.oci.container import container_of, copy_out
 from launcher.images.oci.layout import sha256
-from launcher.images.oci.pull import PullCause, classify, describe_pull_failure, unpullable
+from launcher.images.oci.pull import classify, describe_pull_failure, unpullable
 from launcher.images.oci.registry import PLATFORM, address_of, resolve
 from launcher.images.sources.pins import digest_at
 from launcher.tools.news.repository import tags
+from tests.e2e.site import program
 from tests.images.oci import fake_registry
-from tests.images.oci.fake_registry import LIST, MANIFEST, OCI_INDEX, OCI_MANIFEST, Fake
+from tests.images.oci.fake_registry import (
+    LIST,
+    MANIFEST,
+    OCI_INDEX,
+    OCI_MANIFEST,
+    Fake,
+    holding,
+)
 
 fake = fake_registry.fake
 
@@ -148,9 +157,8 @@ def test_credentials_are_those_of_docker_s_configuration_or_of_a_helper(
     log_in(tmp_path, fake.address, {"identitytoken": "long"})  # it is traded for a token
     assert resolve(f"{fake.reference}:1") == image
     assert any("refresh_token=long" in path for verb, path, _ in fake.seen if verb == "POST")
-    helper = tmp_path / "docker-credential-ours"
-    helper.write_text('#!/bin/sh\necho \'{"Username": "me", "Secret": "mine"}\'\n')
-    helper.chmod(0o755)
+    said = '#!/bin/sh\necho \'{"Username": "me", "Secret": "mine"}\'\n'
+    program(tmp_path / "docker-credential-ours", said)
     (tmp_path / "config.json").write_text('{"credsStore": "ours"}')
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     assert resolve(f"{fake.reference}:1") == image
@@ -222,45 +230,13 @@ def test_what_no_registry_should_answer(fake: Fake, content: bytes, said: str) -
 NVIDIA = "nvcr.io/nvidia/pytorch:24.10-py3"
 
 
-@pytest.mark.parametrize(
-    ("text", "fault"),
-    [
-        ("unauthorized: authentication required", PullCause.UNAUTHORIZED),
-        ("Head https://nvcr.io/v2/x/manifests/y: denied: 403 Forbidden", PullCause.UNAUTHORIZED),
-        (
-            "pull access denied for x, repository does not exist or may require 'docker login': "
-            "denied: requested access to the resource is denied",
-            PullCause.UNAUTHORIZED,
-        ),
-        ("no basic auth credentials", PullCause.UNAUTHORIZED),
-        (
-            "manifest for nvcr.io/x:y not found: manifest unknown: manifest unknown",
-            PullCause.MISSING,
-        ),
-        ("errors: name unknown: repository name not known to registry", PullCause.MISSING),
-        ("toomanyrequests: You have reached your pull rate limit.", PullCause.RATE_LIMIT),
-        (
-            'Get "https://nvcr.io/v2/": dial tcp: lookup nvcr.io on 10.0.0.1:53: no such host',
-            PullCause.UNREACHABLE,
-        ),
-        (
-            'Get "https://nvcr.io/v2/": net/http: request canceled while waiting for connection '
-            "(Client.Timeout exceeded while awaiting headers)",
-            PullCause.UNREACHABLE,
-        ),
-        ("dial tcp 1.2.3.4:443: connect: network is unreachable", PullCause.UNREACHABLE),
-        ("x509: certificate signed by unknown authority", PullCause.CERTIFICATE),
-        ("write /var/lib/docker/tmp/x: no space left on device", PullCause.DISK_FULL),
-        ("filesystem layer verification failed for digest sha256:401", PullCause.DAMAGED),
-        ("image config verification failed for digest sha256:eof", PullCause.DAMAGED),
-        ("failed commit on ref: unexpected commit digest sha256:1, expected", PullCause.DAMAGED),
-        ("Digest did not match, expected sha256:1, got sha256:2", PullCause.DAMAGED),
-        ("something else", PullCause.OTHER),
-    ],
-)
-def test_classify(text: str, fault: PullCause) -> None:
-    assert classify(APIError("500 Server Error", explanation=text)) is fault
-    assert classify(APIError(text)) is fault
+SAID = yaml.safe_load(Path(__file__).with_name("pulls.yaml").read_text())
+
+
+@pytest.mark.parametrize(("cause", "text"), [(one, text) for one in SAID for text in SAID[one]])
+def test_classify(cause: str, text: str) -> None:
+    assert classify(APIError("500 Server Error", explanation=text)).name == cause
+    assert classify(APIError(text)).name == cause
 
 
 def test_every_fault_has_a_remedy() -> None:
@@ -306,22 +282,6 @@ def test_an_engine_has_the_seconds_of_the_settings_to_ask_a_registry(
         monkeypatch.setenv("LAUNCHER_ANSWER_WITHIN", seconds)
         assert digest_at(client, "debian:12", "linux/amd64") == "sha256:1"
     assert seen == [30, 90]
-
-
-def holding(**members: tuple[bytes, bytes]) -> Any:
-    """A container with these: content and type of each entry."""
-
-    def get_archive(path: str) -> Any:
-        if path not in members:
-            raise NotFound(path)
-        file, (content, kind) = io.BytesIO(), members[path]
-        with tarfile.open(fileobj=file, mode="w") as tar:
-            entry = tarfile.TarInfo(path)
-            entry.size, entry.type = len(content), kind
-            tar.addfile(entry, io.BytesIO(content))
-        return (file.getvalue()[at : at + 700] for at in range(0, len(file.getvalue()), 700)), None
-
-    return SimpleNamespace(get_archive=get_archive)
 
 
 def test_a_regular_file_is_copied_and_nothing_else() -> None:

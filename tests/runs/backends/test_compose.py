@@ -9,8 +9,6 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import given
-from hypothesis import strategies as st
 
 from launcher.base.errors import UsageError
 from launcher.images.matrix import render
@@ -20,7 +18,7 @@ from launcher.runs.plan.mounts import Mount
 from launcher.runs.plan.plan import Plan
 from launcher.runs.runfile.values import Gpus, parse_gpus, split
 
-from .test_docker import SECRET, WORDS, kept, with_secrets
+from .test_docker import SECRET, kept, with_secrets
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -116,18 +114,6 @@ def filled(word: str, secrets: dict[str, str]) -> str:
     for name, value in secrets.items():
         word = word.replace(f"${{{name}?export it first}}", value)
     return word.replace("$$", "$")
-
-
-@given(st.lists(WORDS, min_size=1), st.dictionaries(st.sampled_from("ABC"), WORDS))
-def test_the_file_reads_back_as_the_same_words(argv: list[str], env: dict[str, str]) -> None:
-    from .conftest import BARE
-
-    plan = replace(BARE, argv=tuple(argv), env=tuple(env.items()))
-    wanted = compose_request.request(plan)
-    service = yaml.safe_load(wanted.text)["services"]["node-0"]
-    assert [filled(word, wanted.secrets) for word in service["command"]] == argv
-    read = {name: filled(value, {}) for name, value in service.get("environment", {}).items()}
-    assert read == env
 
 
 @pytest.mark.parametrize("text", ["1e-05", "24.10", "-1", "+2", ".5", "0x1F", "1:30", "2025-01-02"])

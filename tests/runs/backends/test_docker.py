@@ -5,8 +5,8 @@ from __future__ import annotations
 import csv
 import json
 import os
-import shlex
 import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,13 +16,11 @@ from hypothesis import strategies as st
 
 from launcher.runs.backends import shown
 from launcher.runs.backends.docker import docker, docker_request
-from launcher.runs.plan.image import ImageFacts
-from launcher.runs.plan.mounts import Host, Mount
-from launcher.runs.plan.plan import Plan, Stamp
-from launcher.runs.runfile import source
+from launcher.runs.plan.mounts import Mount
+from launcher.runs.plan.plan import Plan
 from launcher.runs.runfile.secrets import is_secret
 from launcher.runs.runfile.values import parse_gpus
-from tests import plans
+from tests.e2e.site import program
 from tests.plans import HOST as MACHINE
 from tests.plans import Planner
 
@@ -31,9 +29,6 @@ WORDS = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]
 NAMES = st.from_regex(r"[a-z_]\w{0,8}", fullmatch=True).filter(
     lambda name: name.isascii() and not is_secret(name)
 )
-PATHS = st.text(
-    st.characters(exclude_characters="\0\r\n", exclude_categories=["Cs"]), min_size=1, max_size=12
-).map("/".__add__)
 
 
 def kept(name: str, text: str) -> None:
@@ -81,28 +76,6 @@ def test_sizes(bare: Plan, size: str, number: int) -> None:
     assert host["ShmSize"] == number
 
 
-@given(st.lists(WORDS, min_size=1), st.dictionaries(NAMES, WORDS), PATHS, PATHS)
-def test_the_shown_line_reads_back_as_the_same_words(
-    argv: list[str], env: dict[str, str], source: str, target: str
-) -> None:
-    from .conftest import BARE
-
-    mounts = (Mount(source, target, True, "data.path"),)
-    plan = replace(BARE, argv=tuple(argv), env=tuple(env.items()), mounts=mounts)
-    assert shlex.split(docker_request.show(plan)) == docker_request.command(plan)
-
-
-@given(PATHS, PATHS, st.booleans())
-def test_a_mount_reads_back_as_its_fields(source: str, target: str, read_only: bool) -> None:
-    from .conftest import BARE
-
-    plan = replace(BARE, mounts=(Mount(source, target, read_only, "data.path"),))
-    argv = docker_request.command(plan)
-    fields = next(csv.reader([argv[argv.index("--mount") + 1]], strict=True))
-    assert fields[:3] == ["type=bind", f"source={source}", f"target={target}"]
-    assert fields[3:] == (["readonly"] if read_only else [])
-
-
 SECRET = "s3cr3t"  # noqa: S105
 
 
@@ -122,8 +95,7 @@ for word; do printf '%s\\0' "$word"; done > "$TOLD"
 def bin_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder for PATH with a docker that only writes down what it is told."""
     folder = tmp_path_factory.mktemp("bin")
-    (folder / "docker").write_text(STAND_IN)
-    (folder / "docker").chmod(0o755)
+    program(folder / "docker", STAND_IN)
     return folder
 
 
@@ -168,24 +140,6 @@ def test_a_shell_takes_no_value_for_a_command(
     assert sorted(path.name for path in bin_folder.iterdir()) == ["docker", "told"]
 
 
-ALLOWED = {
-    *("Init", "IpcMode", "Mounts", "Ulimits", "NetworkMode", "ShmSize", "Memory"),
-    *("DeviceRequests", "SecurityOpt", "GroupAdd"),
-}
-
-
-def test_nothing_is_asked_for_that_opens_the_host(bare: Plan, full: Plan) -> None:
-    """No Privileged, PidMode, and CapAdd and Devices only by name."""
-    for plan in (bare, replace(full, devices=(), cap_add=())):
-        asked = docker_request.request(plan).body["HostConfig"]
-        assert set(asked) <= ALLOWED
-        assert asked["SecurityOpt"] == ["no-new-privileges"]
-        assert {"--privileged", "--cap-add", "--device", "--pid"}.isdisjoint(
-            docker_request.command(plan)
-        )
-    assert "NetworkMode" not in docker_request.request(bare).body["HostConfig"]
-
-
 def test_infinibands_devices_go_into_a_node_of_several(plan: Planner) -> None:
     """NCCL went by TCP in the container, and said so to nobody; one node has no use for them."""
     several = ["nodes.count=2", "nodes.master_addr=a", "gpus=1"]
@@ -203,19 +157,11 @@ def test_infinibands_devices_go_into_a_node_of_several(plan: Planner) -> None:
     assert not plan("gpt2.yaml", "nodes=2", "resources.devices=[]", host=scheduled).own_devices
 
 
-def plan_of(tmp_path: Path, text: str) -> Plan:
-    """The plan of a run file for user 12345."""
-    file = tmp_path / "run.yaml"
-    file.write_text(f"name: a\nimage: {{name: i}}\nprogram: ./p.py\ngpus: 0\n{text}")
-    config, origin = source.load(str(file), [])
-    host = Host(12345, 100, "/home/u", str(tmp_path), "/cache")
-    return plans.plan_of(config, origin, ImageFacts(), host, Stamp("0a1b2c3d", "2025"))
-
-
-def test_a_run_file_may_allow_new_privileges(tmp_path: Path) -> None:
-    plan = plan_of(tmp_path, "resources: {no_new_privileges: false}\n")
-    assert "SecurityOpt" not in docker_request.request(plan).body["HostConfig"]
-    assert "--security-opt" not in docker_request.command(plan)
+def test_a_run_file_may_allow_new_privileges(plan: Planner) -> None:
+    """Without it the request and the line say no-new-privileges, as is kept of "bare"."""
+    allowed = plan("gpt2.yaml", "resources.no_new_privileges=false")
+    assert "SecurityOpt" not in docker_request.request(allowed).body["HostConfig"]
+    assert "--security-opt" not in docker_request.command(allowed)
 
 
 @pytest.mark.parametrize(
@@ -248,3 +194,12 @@ def test_a_shell_is_the_same_container_that_goes_when_it_is_left(
     assert "--rm" in argv
     assert [word for word in argv if word != "--tty"] == docker_request.command(full)
     assert docker_request.shell_command(replace(full, argv=()), terminal=terminal)[-1] == "bash"
+
+
+def test_a_dry_run_of_docker_needs_no_docker() -> None:
+    code = (
+        "import sys; from launcher.runs.backends import backend; backend('docker');"
+        "print(sorted({'docker', 'requests'} & sys.modules.keys()))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"

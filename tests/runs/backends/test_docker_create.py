@@ -7,7 +7,6 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -104,21 +103,6 @@ def test_the_shown_line_makes_the_same_container(
 ) -> None:
     monkeypatch.setenv("TOKEN", "passed on by its name")
     assert_same(engine, replace(of_kind(kind, bare, full), image=python_image))
-
-
-def test_the_shown_line_can_be_used_again(
-    engine: DockerClient, python_image: str, bare: Plan
-) -> None:
-    """The first container was left, and the second could not have its name."""
-    from launcher.images.engine.connect import cli_environment, docker_cli
-
-    line = docker_request.show(replace(bare, image=python_image, network="none"))
-    folder = Path(docker_cli(engine) or "").parent
-    env = cli_environment(engine)
-    env["PATH"] = f"{folder}:{env['PATH']}"
-    for _ in range(2):
-        done = subprocess.run(["sh", "-c", line], capture_output=True, text=True, env=env)
-        assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_a_strangers_container_of_the_name_stays_and_is_told(

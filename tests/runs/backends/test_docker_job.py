@@ -6,7 +6,6 @@ import socket
 import struct
 import threading
 from collections.abc import Callable
-from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from types import SimpleNamespace
 from typing import Any
@@ -19,7 +18,7 @@ from urllib3.exceptions import ProtocolError
 
 from launcher.base.errors import EngineError
 from launcher.runs.backends import container
-from launcher.runs.backends.docker import docker, docker_job, docker_request
+from launcher.runs.backends.docker import docker, docker_job
 from launcher.runs.plan.job import ConnectionLost, EndCause, ExitStatus
 from launcher.runs.plan.plan import Plan
 
@@ -293,13 +292,6 @@ def test_an_engine_whose_log_isnt_whole_is_told(
             list(docker_job.DockerJob(api, "abc", {}).output())
         assert type(caught.value) is error
         api.close()
-
-
-def test_the_body_that_is_shown_is_the_one_that_is_sent(full: Plan) -> None:
-    full = replace(full, env=tuple(pair for pair in full.env if pair[1] is not None))
-    api = Api()
-    docker_job.start(api, full, attach=False)
-    assert api.body == docker_request.request(full).body
 
 
 @pytest.mark.parametrize("address", ["http://far.example:2375", "http+docker://ssh"])

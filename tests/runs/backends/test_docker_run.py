@@ -16,6 +16,8 @@ import pytest
 
 from tests.e2e.site import RUNNER, program
 
+from .test_local import ASKED
+
 if TYPE_CHECKING:
     from docker import DockerClient
 
@@ -92,22 +94,10 @@ def test_output_is_passed_on_as_it_is(launch: Launch) -> None:
     assert err.startswith(b"err\x00")
 
 
-HANDLER = """\
-import signal, sys, time
-def stop(signum, frame):
-    print("saved", signum, flush=True)
-    sys.exit(7)
-signal.signal(signal.SIGTERM, stop)
-print("ready", flush=True)
-while True:  # a signal just before one long sleep would be acted on after it
-    time.sleep(0.05)
-"""
-
-
 def test_a_signal_is_heard_where_the_launcher_was_started_deaf(launch: Launch) -> None:
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
     try:
-        process = launch(HANDLER)
+        process = launch(ASKED)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
     wait_for(process, b"ready\n")
@@ -167,12 +157,3 @@ def test_a_missing_image_is_told_with_how_to_make_it(launch: Launch) -> None:
     code, out, err = finish(launch("", "--tag", "24.02"))
     assert (code, out) == (125, b"")
     assert err == b"launcher: no image megatron:24.02\n  make image TAG=24.02\n"
-
-
-def test_a_variable_without_value_is_the_launchers_own(
-    launch: Launch, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("TOKEN", "se cret")
-    program = "import os\nprint(os.environ['TOKEN'], 'NOT_SET' in os.environ)\n"
-    process = launch(program, "--set", "env.TOKEN=null", "--set", "env.NOT_SET=null")
-    assert finish(process) == (0, b"se cret False\n", b"")

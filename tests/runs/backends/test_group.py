@@ -14,18 +14,6 @@ from hypothesis import strategies as st
 
 from launcher.agent.words import CONCLUSION, REPORT
 from launcher.runs.backends import group
-from launcher.runs.backends.group import (
-    Group,
-    NodeLines,
-    NodeState,
-    Survivors,
-    failing_since,
-    group_ended,
-    joined,
-    joined_reports,
-    labelled,
-    seconds_since_1970,
-)
 from launcher.runs.plan.job import ConnectionLost, EndCause, ExitStatus, OutputPiece
 
 PIECES = st.lists(st.binary(max_size=9).map(lambda data: data.replace(b"\r", b"\n")))
@@ -33,7 +21,7 @@ PIECES = st.lists(st.binary(max_size=9).map(lambda data: data.replace(b"\r", b"\
 
 @given(PIECES)
 def test_lines_are_whole_and_complete(pieces: list[bytes]) -> None:
-    lines = NodeLines(b"node-1 | ")
+    lines = group.NodeLines(b"node-1 | ")
     told = b"".join(lines.add(piece, False) for piece in pieces)
     assert told == b"" or told.endswith(b"\n")
     told += b"".join(rest for _, rest in lines.rest())
@@ -43,24 +31,24 @@ def test_lines_are_whole_and_complete(pieces: list[bytes]) -> None:
 
 
 def test_streams_dont_mix_within_a_line() -> None:
-    lines = NodeLines(b"")
+    lines = group.NodeLines(b"")
     assert lines.add(b"out", False) == b""
     assert lines.add(b"err\n", True) == b"err\n"
     assert lines.add(b"put\n", False) == b"output\n"
 
 
 def test_a_line_without_an_end_is_passed_on_in_parts() -> None:
-    lines = NodeLines(b"")
+    lines = group.NodeLines(b"")
     assert lines.add(b"x" * (group.LONGEST_LINE + 1), False).count(b"\n") == 1
 
 
 def test_times_of_the_engine() -> None:
-    assert seconds_since_1970("1970-01-01T00:01:00Z") == 60
+    assert group.seconds_since_1970("1970-01-01T00:01:00Z") == 60
     assert (
-        seconds_since_1970("2025-01-02T03:04:05.25Z")
-        < seconds_since_1970("2025-01-02T03:04:05.250000001Z") + 1e-6
+        group.seconds_since_1970("2025-01-02T03:04:05.25Z")
+        < group.seconds_since_1970("2025-01-02T03:04:05.250000001Z") + 1e-6
     )
-    assert seconds_since_1970("2025-01-02T03:04:05.5Z") > seconds_since_1970(
+    assert group.seconds_since_1970("2025-01-02T03:04:05.5Z") > group.seconds_since_1970(
         "2025-01-02T03:04:05.123456789Z"
     )
 
@@ -72,7 +60,7 @@ def log(second: int, *lines: str) -> str:
 
 E0, E3 = "runner: rank 0 exited with code 1", "runner: rank 3 exited with code 1"
 K0 = "runner: rank 0 was killed by signal 9 (SIGKILL), exit code 137"
-AT = seconds_since_1970("2025-01-02T03:04:00Z")
+AT = group.seconds_since_1970("2025-01-02T03:04:00Z")
 
 
 @pytest.mark.parametrize(
@@ -103,13 +91,16 @@ AT = seconds_since_1970("2025-01-02T03:04:00Z")
     ],
 )
 def test_the_first_to_fail_is_found(logs: list[tuple[str, int]], first: int) -> None:
-    since = [failing_since(text, AT + ended) for text, ended in logs]
+    since = [group.failing_since(text, AT + ended) for text, ended in logs]
     assert since.index(min(since)) == first
 
 
-RUNS, WAITS = NodeState(True, None), NodeState(False, None)
-DONE, FAILED = NodeState(True, ExitStatus(0), AT), NodeState(True, ExitStatus(3), AT)
-KILLED, NO_GPU = NodeState(True, ExitStatus(137), AT), NodeState(False, refused="no GPU")
+RUNS, WAITS = group.NodeState(True, None), group.NodeState(False, None)
+DONE, FAILED = group.NodeState(True, ExitStatus(0), AT), group.NodeState(True, ExitStatus(3), AT)
+KILLED, NO_GPU = (
+    group.NodeState(True, ExitStatus(137), AT),
+    group.NodeState(False, refused="no GPU"),
+)
 
 
 @pytest.mark.parametrize(
@@ -127,7 +118,7 @@ KILLED, NO_GPU = NodeState(True, ExitStatus(137), AT), NodeState(False, refused=
         ([RUNS, NO_GPU], None, ""),
         ([DONE, NO_GPU], 125, "node-1 didn't start: no GPU"),
         (
-            [NodeState(True, ExitStatus(137, EndCause.REMOVED), AT), DONE],
+            [group.NodeState(True, ExitStatus(137, EndCause.REMOVED), AT), DONE],
             137,
             "node-0: it was removed from outside",
         ),
@@ -136,29 +127,29 @@ KILLED, NO_GPU = NodeState(True, ExitStatus(137), AT), NodeState(False, refused=
         ([FAILED], 3, ""),
     ],
 )
-def test_how_a_run_ended(states: list[NodeState], code: int | None, why: str) -> None:
-    ended = group_ended(states, lambda rank: "")
+def test_how_a_run_ended(states: list[group.NodeState], code: int | None, why: str) -> None:
+    ended = group.group_ended(states, lambda rank: "")
     assert (ended.code if ended else None, ended.why if ended else "") == (code, why)
 
 
 def test_reports_of_several_nodes_become_one() -> None:
     one = {REPORT: f"stacks\n{CONCLUSION}rank 1 is late\n".encode(), "rank-0.txt": b"a"}
     two = {REPORT: f"{CONCLUSION}all wait\n".encode(), "rank-0.txt": b"b"}
-    found = joined_reports([one, two])
+    found = group.joined_reports([one, two])
     assert found["node-0.rank-0.txt"] == b"a"
     assert found["node-1.rank-0.txt"] == b"b"
     last = found[REPORT].decode().splitlines()[-1]
     assert last == f"{CONCLUSION}node-0: rank 1 is late; node-1: all wait"
-    assert joined_reports([{}, {}]) == {}
+    assert group.joined_reports([{}, {}]) == {}
 
 
 def test_survivors_are_ended_once_they_had_time_to_fail_too() -> None:
-    survivors = Survivors()
+    survivors = group.Survivors()
     assert not survivors.are_due([RUNS, RUNS], 0.0)
     assert not survivors.are_due([RUNS, FAILED], 5.0)
     assert not survivors.are_due([RUNS, FAILED], 5.0 + group.SETTLE_SECONDS - 0.1)
     assert survivors.are_due([RUNS, FAILED], 5.0 + group.SETTLE_SECONDS)
-    assert Survivors(failed_at=0.0).are_due([RUNS, NO_GPU], group.SETTLE_SECONDS)
+    assert group.Survivors(failed_at=0.0).are_due([RUNS, NO_GPU], group.SETTLE_SECONDS)
 
 
 def test_nodes_are_read_together_and_a_lost_engine_is_told() -> None:
@@ -169,20 +160,20 @@ def test_nodes_are_read_together_and_a_lost_engine_is_told() -> None:
         if rank == 2:
             raise ConnectionLost("away")
 
-    outputs = [labelled(rank, written(rank)) for rank in range(2)]
+    outputs = [group.labelled(rank, written(rank)) for rank in range(2)]
     looks: list[int] = []
-    told = sorted(joined(outputs, lambda: looks.append(1)), key=lambda piece: piece.node)
+    told = sorted(group.joined(outputs, lambda: looks.append(1)), key=lambda piece: piece.node)
     lines = [(False, b"node-0 | a\n", 0), (True, b"node-0 | e\n", 0), (False, b"node-0 | b\n", 0)]
     assert told[:3] == lines
     assert [piece.node for piece in told] == [0, 0, 0, 1, 1, 1]
     assert looks
     with pytest.raises(ConnectionLost):
-        list(joined([labelled(2, written(2))], lambda: None))
+        list(group.joined([group.labelled(2, written(2))], lambda: None))
 
 
 def test_a_paused_node_holds_up_all(monkeypatch: pytest.MonkeyPatch) -> None:
     """They were listed as running."""
-    job, states = Group((), {}), [RUNS, replace(RUNS, paused=True)]
+    job, states = group.Group((), {}), [RUNS, replace(RUNS, paused=True)]
     monkeypatch.setattr(job, "look", lambda: states)
     assert job.state() == "paused"
     states.pop()

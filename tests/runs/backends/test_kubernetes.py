@@ -28,10 +28,11 @@ from launcher.runs.plan.plan import Plan
 from launcher.runs.runfile import source
 from launcher.runs.runfile.clusters import Kubernetes
 from launcher.runs.runfile.source import RunRequest
+from tests.e2e.site import program
 from tests.plans import HOST, Planner
 from tools import podmodel
 
-GOLDEN = Path(__file__).parent / "golden"
+from .test_docker import kept
 
 RUN = """\
 name: GPT_2.small
@@ -102,10 +103,7 @@ def _pod(spec: dict[str, Any]) -> dict[str, Any]:
 def test_the_object(full: Plan, kind: str) -> None:
     asked_for = kubernetes_request.request(full, asked(**KINDS[kind]), {})
     shown = kubernetes_request.show(full, asked_for)
-    golden = GOLDEN / f"kubernetes-{kind}.txt"
-    if "UPDATE_GOLDEN" in os.environ:
-        golden.write_text(shown)
-    assert shown == golden.read_text()
+    kept(f"kubernetes-{kind}.txt", shown)
     assert yaml.safe_load("\n".join(shown.splitlines()[2:-1])) == asked_for.manifest
 
 
@@ -211,13 +209,12 @@ def test_a_node_that_was_just_found_is_asked_by_its_pods_name(
     found = [made(full, **KINDS["jobset"]), pod]
     (tmp_path / "all.json").write_text(json.dumps({"items": found}))
     (tmp_path / "jobsets.json").write_text(json.dumps({"items": found[:1]}))
-    kubectl = tmp_path / "kubectl"
-    kubectl.write_text(
+    program(
+        tmp_path / "kubectl",
         '#!/bin/sh\nhere=$(dirname "$0")\ncase "$*" in\n*,pods*) cat "$here/all.json" ;;\n'
         '*" get "*) cat "$here/jobsets.json" ;;\n'
-        '*) echo "$*" >> "$here/asked"; tar -C "$here" -cf - all.json ;;\nesac\n'
+        '*) echo "$*" >> "$here/asked"; tar -C "$here" -cf - all.json ;;\nesac\n',
     )
-    kubectl.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     (tmp_path / full.run).mkdir()
     kept = {"kind": "JobSet", "place": ["--namespace=team-a"]}
@@ -237,15 +234,23 @@ def ended(code: int, **more: Any) -> dict[str, Any]:
     return {"terminated": {"exitCode": code, "finishedAt": "2025-01-02T03:04:05Z", **more}}
 
 
-def status(state: dict[str, Any], which: str = "state") -> dict[str, Any]:
+def status(state: dict[str, Any]) -> dict[str, Any]:
     """A pod whose container is in such a state."""
-    return {"status": {"containerStatuses": [{"name": "node", which: state}]}}
+    return {"status": {"containerStatuses": [{"name": "node", "state": state}]}}
 
 
 def owner(condition: str = "", restarts: int = 0) -> dict[str, Any]:
     conditions = [{"type": condition, "status": "True"}] if condition else []
     told = {"spec": {"failurePolicy": {"maxRestarts": restarts}}}
     return told | {"status": {"conditions": conditions}}
+
+
+def job_of(owner: dict[str, Any] | None) -> kubernetes_job.KubernetesJob:
+    """A run of two nodes whose cluster isn't asked again."""
+    asked = {"asked_at": math.inf, "owner": owner}
+    seen = kubernetes_job.ClusterQuery(kubernetes_job.Cluster(()), "JobSet", "0a1b2c3d", **asked)
+    nodes = tuple(kubernetes_job.PodJob(seen, "a", rank, {}) for rank in (0, 1))
+    return kubernetes_job.KubernetesJob(nodes, {}, seen=seen, name="a")
 
 
 @pytest.mark.parametrize(
@@ -268,14 +273,11 @@ def owner(condition: str = "", restarts: int = 0) -> dict[str, Any]:
 )
 def test_how_a_run_has_ended(before: Any, now: Any, of: Any, told: int | None) -> None:
     """A pod that the cluster replaces, or that has gone already, isn't one that never started."""
-    asked = {"asked_at": math.inf, "owner": of}
-    seen = kubernetes_job.ClusterQuery(kubernetes_job.Cluster(()), "JobSet", "0a1b2c3d", **asked)
-    nodes = tuple(kubernetes_job.PodJob(seen, "a", rank, {}) for rank in (0, 1))
-    job = kubernetes_job.KubernetesJob(nodes, {}, seen=seen, name="a")
+    job = job_of(of)
     for states in (before, now):
         pods = {n: status(state) for n, state in enumerate(states) if state}
-        named = {n: pod | {"metadata": {"name": f"a-{n}"}} for n, pod in pods.items()}
-        seen.pods, job.logs = named, {"a-0": "", "a-1": ""}
+        job.seen.pods = {n: pod | {"metadata": {"name": f"a-{n}"}} for n, pod in pods.items()}
+        job.logs = {"a-0": "", "a-1": ""}
         job.look()
     found = job.ended()
     assert (found and found.code) == told
@@ -283,39 +285,37 @@ def test_how_a_run_has_ended(before: Any, now: Any, of: Any, told: int | None) -
 
 def test_an_end_names_the_machines_of_its_pods() -> None:
     """`exclude: auto` is to leave out a machine, and a pod's own name says nothing of it."""
-    asked = {"asked_at": math.inf, "owner": owner("Failed")}
-    seen = kubernetes_job.ClusterQuery(kubernetes_job.Cluster(()), "JobSet", "0a1b2c3d", **asked)
-    seen.pods = {1: status(ended(3)) | {"spec": {"nodeName": "gpu-7"}}}
-    nodes = tuple(kubernetes_job.PodJob(seen, "a", rank, {}) for rank in (0, 1))
-    job = kubernetes_job.KubernetesJob(nodes, {}, seen=seen, name="a", logs={"a-node-0-1": ""})
-    seen.pods[1]["metadata"] = {"name": "a-node-0-1"}
+    job = job_of(owner("Failed"))
+    named = {"spec": {"nodeName": "gpu-7"}, "metadata": {"name": "a-1"}}
+    job.seen.pods, job.logs = {1: status(ended(3)) | named}, {"a-1": ""}
     found = job.ended()
     assert found
     assert found.hosts == ("", "gpu-7")
 
 
-def test_what_a_runtime_starts_again_in_its_place_has_failed() -> None:
-    pod = status(ended(3), "lastState")
-    pod["status"]["containerStatuses"][0]["state"] = RUNNING
+STARTED_AGAIN = {"name": "node", "lastState": ended(3), "state": RUNNING}
+EVICTED = {"phase": "Failed", "reason": "Evicted", "message": "disk pressure"}
+
+
+@pytest.mark.parametrize(
+    ("pod", "told"),
+    [
+        ({"status": {"containerStatuses": [STARTED_AGAIN]}}, ExitStatus(3)),
+        (status(ended(137, reason="OOMKilled")), ExitStatus(137, EndCause.MEMORY)),
+        ({"status": EVICTED}, ExitStatus(137, why="Evicted: disk pressure")),
+    ],
+    ids=["started again in its place", "killed for memory", "evicted"],
+)
+def test_how_a_pod_has_ended(pod: dict[str, Any], told: ExitStatus) -> None:
     found = kubernetes_job._ended(pod)
     assert found
-    assert found.ended == ExitStatus(3)
-
-
-def test_who_ended_a_pod() -> None:
-    found = kubernetes_job._ended(status(ended(137, reason="OOMKilled")))
-    assert found
-    assert found.ended == ExitStatus(137, EndCause.MEMORY)
-    evicted = {"status": {"phase": "Failed", "reason": "Evicted", "message": "disk pressure"}}
-    found = kubernetes_job._ended(evicted)
-    assert found
-    assert found.ended == ExitStatus(137, why="Evicted: disk pressure")
+    assert found.ended == told
 
 
 def test_what_is_pasted_is_the_object(full: Plan, tmp_path: Path) -> None:
     """The marker's quotes keep the shell from the `$` of values."""
-    (tmp_path / "kubectl").write_text('#!/bin/sh\nprintf "%s\\n" "$@" > "$0.argv"\ncat > "$0.in"\n')
-    (tmp_path / "kubectl").chmod(0o755)
+    text = '#!/bin/sh\nprintf "%s\\n" "$@" > "$0.argv"\ncat > "$0.in"\n'
+    program(tmp_path / "kubectl", text)
     asked_for = kubernetes_request.request(full, asked(**KINDS["jobset"]), {})
     shown = kubernetes_request.show(full, asked_for)
     env = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}

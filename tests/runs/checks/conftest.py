@@ -10,15 +10,12 @@ import pytest
 from launcher.runs.checks.checks import preflight
 from launcher.runs.checks.machine import Engine, Finding, Gpu, Machine
 from launcher.runs.plan.image import ImageFacts
-from launcher.runs.plan.mounts import Host
-from launcher.runs.plan.plan import Plan, Stamp, make_plan
+from launcher.runs.plan.plan import Plan, make_plan
 from launcher.runs.plan.resolved import Resolved, resolve
-from launcher.runs.runfile import source
 from launcher.runs.runfile.config import RunConfig
 from launcher.runs.runfile.source import Origin
+from tests.plans import HOST, STAMP, load
 
-HOST = Host(uid=1000, gid=100, home="/home/user", cwd="/home/user/work", cache="/home/user/.cache")
-STAMP = Stamp(run="0a1b2c3d", created="2025-01-02T03:04:05+00:00")
 ENGINE = Engine("27.0", "unix:///run/docker.sock", True, False, "v2 (systemd)", gpus=True)
 GB = 10**9
 
@@ -63,7 +60,7 @@ def asked() -> Asker:
     """A preset with --set arguments."""
 
     def asked(preset: str = "gpt2", *sets: str, rest: tuple[str, ...] = ()) -> Asked:
-        config, origin = source.load(preset, [source.parse_set(one) for one in sets])
+        config, origin = load(preset, *sets)
         facts = ImageFacts("0.9.0", True)
         run = resolve(config, origin, facts, HOST, STAMP.run, rest=rest)
         return Asked(run, make_plan(run, HOST, STAMP))

@@ -10,11 +10,10 @@ from launcher.runs.checks.machine import Gpu
 from launcher.runs.plan.image import ImageFacts
 from launcher.runs.plan.resolved import Resolved, resolve
 from launcher.runs.records import record
-from launcher.runs.runfile import source
 from launcher.runs.runfile.config import RunConfig
 from launcher.runs.runfile.source import Origin
 from launcher.runs.runfile.values import parse_gpus
-from tests.plans import HOST
+from tests.plans import HOST, load
 from tests.runs.checks.conftest import GB, card
 
 
@@ -22,7 +21,7 @@ def settled(
     *sets: str, cards: tuple[Gpu, ...] = (), preset: str = "gpt2"
 ) -> tuple[dict[str, object], list[str]]:
     """The options of a preset on the GPUs, and what is told."""
-    found, notes = decided(*source.load(preset, [source.parse_set(each) for each in sets]), cards)
+    found, notes = decided(*load(preset, *sets), cards)
     return dict(found.values), notes
 
 
@@ -34,54 +33,34 @@ def decided(
     return auto.decide(resolve(config, origin, ImageFacts(), HOST, gpus=gpus), cards)
 
 
-@pytest.mark.parametrize(
-    ("capability", "precision"), [((7, 0), "fp16"), ((8, 0), "bf16"), ((9, 0), "bf16")]
-)
-def test_bf16_is_for_gpus_that_have_it(capability: tuple[int, int], precision: str) -> None:
-    options, notes = settled(cards=(card(capability=capability, total=80 * GB),))
-    assert {"fp16", "bf16"} & options.keys() == {precision}
-    assert f"auto is {precision}, by {card().name}" in notes[0]
-
-
-def test_one_older_gpu_among_them_decides() -> None:
-    cards = (card(0, capability=(9, 0)), card(1, capability=(7, 5)))
-    assert "fp16" in settled("gpus=2", cards=cards)[0]
+H100, V100 = card(capability=(9, 0)), card(1, capability=(7, 0))
+QUADRO = card(name="Quadro RTX 8000", total=48 * GB, capability=(7, 5))
 
 
 @pytest.mark.parametrize(
-    ("preset", "precision"),
-    [("llama3-8b", "bf16"), ("gpt3-175b", "bf16"), ("llama3.2-1b", "fp16"), ("gpt2", "fp16")],
+    ("preset", "sets", "cards", "precision", "note"),
+    [
+        ("gpt2", (), (V100,), "fp16", f"auto is fp16, by {V100.name}"),
+        ("gpt2", (), (card(capability=(8, 0)),), "bf16", f"auto is bf16, by {H100.name}"),
+        ("gpt2", (), (H100,), "bf16", f"auto is bf16, by {H100.name}"),
+        ("gpt2", ("gpus=2",), (H100, V100), "fp16", "auto is fp16"),  # the older one decides
+        ("gpt2", (), (), "fp16", "auto is fp16, which "),
+        ("llama3.2-1b", (), (), "fp16", "auto is fp16, which "),
+        # As a cluster's job it got fp16, on GPUs that all have bf16: no older one holds it.
+        ("llama3-8b", (), (), "bf16", "auto is bf16, which "),
+        ("gpt3-175b", (), (), "bf16", "auto is bf16, which "),
+        ("llama3.2-1b", (), (QUADRO,) * 8, "fp16", "auto is fp16"),  # though it is a large one
+        ("gpt2", ("training.fp16=true",), (H100,), "fp16", "auto is fp16"),  # which is given
+        ("gpt2", ("training.bf16=true",), (H100,), "bf16", "auto is bf16"),
+        ("gpt2", ("gpus=0",), (), "", None),
+    ],
 )
-def test_a_model_that_only_newer_gpus_hold_gets_bf16_unseen(preset: str, precision: str) -> None:
-    """As a cluster's job llama3-8b got fp16, on GPUs that all have bf16."""
-    options, notes = settled(preset=preset)
-    assert {"fp16", "bf16"} & options.keys() == {precision}
-    assert f"auto is {precision}, which " in notes[0]
-
-
-def test_the_largest_gpu_without_bf16_is_not_newer() -> None:
-    cards = (card(name="Quadro RTX 8000", total=48 * GB, capability=(7, 5)),) * 8
-    options, _ = settled(preset="llama3.2-1b", cards=cards)
-    assert ("fp16" in options, options["micro_batch_size"]) == (True, 1)
-
-
-def test_where_no_small_gpu_holds_it_the_smallest_micro_batch_is_told_with_what_it_needs() -> None:
-    """It was said to be chosen for GPUs of 16 GB, on which it doesn't fit."""
-    options, notes = settled(preset="llama3.2-1b")
-    assert options["micro_batch_size"] == 1
-    assert "auto is 1: the smallest, which needs about 40.4 GB" in notes[-1]
-
-
-def test_the_cpu_has_neither() -> None:
-    options, notes = settled("gpus=0")
-    assert not {"fp16", "bf16"} & options.keys()
-    assert notes == []
-
-
-@pytest.mark.parametrize("given", ["fp16", "bf16"])
-def test_what_is_given_counts_more_than_auto(given: str) -> None:
-    options, _ = settled(f"training.{given}=true", cards=(card(capability=(9, 0)),))
-    assert {"fp16", "bf16"} & options.keys() == {given}
+def test_the_precision_is_by_the_gpus(
+    preset: str, sets: tuple[str, ...], cards: tuple[Gpu, ...], precision: str, note: str | None
+) -> None:
+    options, notes = settled(*sets, preset=preset, cards=cards)
+    assert {"fp16", "bf16"} & options.keys() == ({precision} if precision else set())
+    assert notes == [] if note is None else note in notes[0]
 
 
 @pytest.mark.parametrize("given", ["hybrid", "e4m3"])
@@ -99,25 +78,33 @@ def test_two_precisions_are_refused() -> None:
         settled("training.bf16=true", "training.precision=fp32")
 
 
-def test_a_smaller_gpu_gets_a_smaller_micro_batch() -> None:
-    large, none = settled(cards=(card(total=80 * GB),))
-    small, told = settled(cards=(card(total=6 * GB),))
-    assert (large["micro_batch_size"], small["micro_batch_size"]) == (16, 4)
-    assert "auto is 4: 16 needs about 8.1 GB" in told[-1]
-    assert len(none) == 1
+LONG = ("model.seq_length=4096", "model.max_position_embeddings=4096")
 
 
-def test_gpus_that_are_not_known_get_a_micro_batch_that_fits_on_small_ones() -> None:
-    """On a cluster the largest was taken, and found not to fit once the job had waited."""
-    assert settled()[0]["micro_batch_size"] == 16
-    options, told = settled("model.seq_length=4096", "model.max_position_embeddings=4096")
-    assert options["micro_batch_size"] == 4
-    assert "aren't known here, but have at least 16.0" in told[-1]
+@pytest.mark.parametrize(
+    ("preset", "sets", "cards", "size", "note"),
+    [
+        ("gpt2", (), (card(total=80 * GB),), 16, "training.precision: auto is "),
+        ("gpt2", (), (card(total=6 * GB),), 4, "auto is 4: 16 needs about 8.1 GB"),
+        ("llama3.2-1b", (), (QUADRO,) * 8, 1, ""),
+        # On a cluster the largest was taken, and found not to fit once the job had waited.
+        ("gpt2", (), (), 16, ""),
+        ("gpt2", LONG, (), 4, "aren't known here, but have at least 16.0"),
+        # It was said to be chosen for GPUs of 16 GB, on which it doesn't fit.
+        ("llama3.2-1b", (), (), 1, "auto is 1: the smallest, which needs about 40.4 GB"),
+    ],
+)
+def test_the_micro_batch_is_by_the_gpus_or_fits_on_small_ones(
+    preset: str, sets: tuple[str, ...], cards: tuple[Gpu, ...], size: int, note: str
+) -> None:
+    options, notes = settled(*sets, preset=preset, cards=cards)
+    assert options["micro_batch_size"] == size
+    assert note in notes[-1]
 
 
 def test_what_is_kept_of_a_run_is_what_it_was_settled_to() -> None:
     """A run that goes on where no GPU is seen, or an older one, would else take another one."""
-    config, origin = source.load("gpt2", [])
+    config, origin = load("gpt2")
     found = decided(config, origin, (card(total=6 * GB),))[0].config
     kept = record.without_secrets(found, exclude_unset=True)[0]
     again, notes = decided(RunConfig.model_validate(kept), origin, ())

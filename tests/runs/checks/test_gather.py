@@ -19,8 +19,7 @@ from launcher.runs.datasets import indexed
 from launcher.runs.plan.image import ImageFacts
 from launcher.runs.plan.mounts import Host
 from launcher.runs.plan.plan import Stamp
-from launcher.runs.runfile import source
-from tests.plans import plan_of
+from tests.plans import load, plan_of
 
 HERE = socket.gethostname()
 
@@ -58,7 +57,7 @@ def look(tmp_path: Path) -> Callable[..., Machine]:
 
     def look(*sets: str, user: str = "auto", api: Any = None) -> Machine:
         sets = (*sets, f"resources.user='{user}'")
-        config, origin = source.load("gpt2-tiny", [source.parse_set(one) for one in sets])
+        config, origin = load("gpt2-tiny", *sets)
         host = Host(os.getuid(), os.getgid(), str(tmp_path), str(tmp_path), str(tmp_path / "cache"))
         plan = plan_of(config, origin, ImageFacts(), host, Stamp("a", ""))
         return gather.gather(config, plan, api)

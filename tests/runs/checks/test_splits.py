@@ -12,15 +12,13 @@ from launcher.runs.checks import splits
 from launcher.runs.checks.machine import Dataset
 from launcher.runs.plan.image import ImageFacts
 from launcher.runs.plan.resolved import Resolved, resolve
-from launcher.runs.runfile import source
-from tests.plans import HOST
+from tests.plans import HOST, load
 
 UPSTREAM = ("program=pretrain_gpt.py",)
 
 
 def resolved(*sets: str, rest: tuple[str, ...] = ()) -> Resolved:
-    config, origin = source.load("gpt2", [source.parse_set(f"{each}") for each in sets])
-    return replace(resolve(config, origin, ImageFacts("0.16.1"), HOST), rest=rest)
+    return replace(resolve(*load("gpt2", *sets), ImageFacts("0.16.1"), HOST), rest=rest)
 
 
 @pytest.mark.parametrize("documents", [1, 2, 3, 19, 320, 1000, 12345])
@@ -54,18 +52,16 @@ def test_a_split_without_a_document_that_nothing_uses_is_dropped(
     assert splits.bounds(splits.shares("949,51,0"), 320)[:2] == before[:2]
 
 
-@pytest.mark.parametrize(("sets", "documents"), [((), 5000), (UPSTREAM, 320)])
-def test_a_split_with_documents_and_one_that_is_used_stay(
-    sets: tuple[str, ...], documents: int
+@pytest.mark.parametrize(
+    ("sets", "rest", "documents"),
+    [((), (), 5000), (UPSTREAM, (), 320), ((), ("--split", "949,50,1"), 320)],
+)
+def test_a_split_with_documents_and_one_that_is_used_or_behind_two_dashes_stay(
+    sets: tuple[str, ...], rest: tuple[str, ...], documents: int
 ) -> None:
     """Upstream's program tests at the end, on what a user then asked for."""
-    run = resolved(*sets)
+    run = resolved(*sets, rest=rest)
     assert splits.without_empty(run, (documents,)) == (run, [])
-
-
-def test_what_stands_behind_two_dashes_stays() -> None:
-    run = resolved(rest=("--split", "949,50,1"))
-    assert splits.without_empty(run, (320,)) == (run, [])
 
 
 @pytest.mark.parametrize(

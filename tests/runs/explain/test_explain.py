@@ -28,7 +28,7 @@ def first(*lines: str) -> str:
         # What summed up stood for the reason above it.
         (["slurmstepd: error: pyxis: container start failed with error code: 1",
           "slurmstepd: error: pyxis:   enroot-mount: failed to mount: /scratch at /x"],
-         "a task's container didn't start, on Slurm or Kubernetes"),
+         "a task's container didn't start, on Slurm or Kubernetes: the lines near it say why"),
         (["slurmstepd: error: pyxis: failed to import docker image",
           "slurmstepd: error: pyxis: [ERROR] URL https://x returned error code: 401 Unauthorized"],
          "the image can't be pulled from its registry"),

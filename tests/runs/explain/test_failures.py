@@ -301,7 +301,7 @@ def test_the_page_is_made_of_the_table() -> None:
 
 VERBS = """
 add ask call change check choose compare continue correct find free give install leave load look
-lower make move open put raise remove run save set start test try turn use write
+lower make move open put raise read remove run save set start test try turn use write
 """.split()
 
 

@@ -13,58 +13,39 @@ from launcher.base.errors import AbsentError, EngineError, LauncherError, UsageE
 from launcher.runs.follow import find
 from launcher.runs.plan.job import ConnectionLost, ExitStatus, goes_on
 from launcher.runs.records import record
+from tests.runs.conftest import FakeJob
 
 
-@dataclass
-class MadeUpJob:
-    """Stands in for a backend's job."""
-
-    run: str
-    name: str
-    created: str
-    end: ExitStatus | Exception | None = None
-    more: dict[str, str] = field(default_factory=dict)
-    doing: str = "running"
-    backend = "made up"
-
-    @property
-    def labels(self) -> dict[str, str]:
-        told = {"name": self.name, "created": self.created, **self.more}
-        return {f"megatron-launchpad.{key}": value for key, value in told.items()}
-
-    def ended(self) -> ExitStatus | None:
-        if isinstance(self.end, Exception):
-            raise self.end
-        return self.end
-
-    def state(self) -> str:
-        return self.doing
+def made_up(run: str, name: str, created: str, **more: Any) -> FakeJob:
+    """A run with these labels."""
+    labels = {"name": name, "created": created, **more.pop("more", {})}
+    labels = {f"megatron-launchpad.{key}": value for key, value in labels.items()}
+    return FakeJob(run=run, labels=labels, **more)
 
 
 @dataclass
 class MadeUp:
     """Stands in for a backend; with an error it doesn't answer."""
 
-    known: list[MadeUpJob] = field(default_factory=list)
+    known: list[FakeJob] = field(default_factory=list)
     error: Exception | None = None
 
-    def jobs(self) -> list[MadeUpJob]:
+    def jobs(self) -> list[FakeJob]:
         if self.error:
             raise self.error
         return self.known
 
 
-FIRST = MadeUpJob("aa11", "first", "2025-01-01")
-SECOND = MadeUpJob("bb22", "second", "2025-01-02")
-THIRD = MadeUpJob("cc33", "third", "2025-01-03")
+FIRST = made_up("aa11", "first", "2025-01-01")
+SECOND = made_up("bb22", "second", "2025-01-02")
+THIRD = made_up("cc33", "third", "2025-01-03")
 
 
 @pytest.fixture
-def backends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+def backends(runs: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """Two backends, in place of the real ones, and the records of their runs."""
-    monkeypatch.setenv("LAUNCHER_RUNS", str(tmp_path))
     for one in (FIRST, SECOND, THIRD):
-        (tmp_path / one.run).mkdir()
+        (runs / one.run).mkdir(parents=True)
     found: dict[str, Any] = {"docker": MadeUp([FIRST, THIRD]), "local": MadeUp([SECOND])}
     monkeypatch.setattr(find, "names", lambda: [*found])
     monkeypatch.setattr(find, "backend", found.__getitem__)
@@ -120,8 +101,8 @@ def test_only_an_engine_that_may_have_the_run_is_waited_for(
 def test_a_name_is_that_of_an_own_run_and_another_users_has_its_id(
     backends: dict[str, Any],
 ) -> None:
-    theirs = MadeUpJob("dd44", "first", "2025-01-04")
-    backends["docker"].known += [theirs, MadeUpJob("ee55", "fifth", "2025-01-05")]
+    theirs = made_up("dd44", "first", "2025-01-04")
+    backends["docker"].known += [theirs, made_up("ee55", "fifth", "2025-01-05")]
     assert find.job("first") == (backends["docker"], FIRST)
     assert find.job("dd") == (backends["docker"], theirs)
     with pytest.raises(UsageError, match="run ee55, called fifth, was started by somebody else"):
@@ -153,22 +134,22 @@ def test_what_can_be_resumed_has_ended_and_left_a_complete_checkpoint(
 
 
 @pytest.mark.parametrize(
-    ("end", "doing", "state"),
+    ("how", "state"),
     [
-        (None, "running", "running"),
-        (None, "paused", "paused"),
-        (ExitStatus(3), "", "ended (3)"),
-        (ConnectionLost("gone"), "", "unknown"),
+        ({}, "running"),
+        ({"doing": "paused"}, "paused"),
+        ({"end": ExitStatus(3), "over": True}, "ended (3)"),
+        ({"end": ConnectionLost("gone")}, "unknown"),
     ],
 )
 def test_a_row(
-    end: Any, doing: str, state: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    how: dict[str, Any], state: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     more = {"gpus": "2", "image": "some/image", "checkpoints": str(tmp_path)}
-    job: Any = MadeUpJob("aa11", "first", "2025", end, more, doing)
-    told = ("aa11", "first", state, "made up", "2", "some/image", "2025", "")
+    job: Any = made_up("aa11", "first", "2025", more=more, **how)
+    told = ("aa11", "first", state, "fake", "2", "some/image", "2025", "")
     assert find.row(job) == told
-    assert goes_on(job) is (end is None)
+    assert goes_on(job) is ("end" not in how)
 
     def refuse(root: Path, line: str = "") -> None:
         raise PermissionError(13, "Permission denied")
@@ -178,11 +159,10 @@ def test_a_row(
 
 
 def test_an_unknown_name_lists_ones_own_runs_and_the_nearest(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    runs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Other people's containers were listed, and hid that one's own run had ended."""
-    theirs = [MadeUpJob(f"{n:08x}", f"theirs-{n}", "2025-01-01") for n in range(20)]
-    monkeypatch.setenv("LAUNCHER_RUNS", str(tmp_path))
+    theirs = [made_up(f"{n:08x}", f"theirs-{n}", "2025-01-01") for n in range(20)]
     monkeypatch.setattr(find, "backend", lambda name: MadeUp(theirs))
     kept = [SimpleNamespace(run="ffff0000", name="gpt2-mine")]
     monkeypatch.setattr(record, "records", lambda: kept)

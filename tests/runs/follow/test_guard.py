@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,22 +25,10 @@ from launcher.runs.records.watch import RecordWatch
 from launcher.runs.runfile import config, source
 from tests.agent.test_peers import STEP_LINES
 from tests.plans import MINIMAL
+from tests.runs.conftest import RUN, FakeJob
 
-RUN = "0a1b2c3d"
 HEARD = "runner: the loss or gradient was NaN from iteration 230 to the end\n"
 NAN_ENDED = "AssertionError: Rank 3: found NaN in local grad norm in backward pass\n"
-
-
-@dataclass
-class FakeJob:
-    """A run that can be killed."""
-
-    labels: Mapping[str, str]
-    run: str = RUN
-    killed: threading.Event = field(default_factory=threading.Event)
-
-    def kill(self) -> None:
-        self.killed.set()
 
 
 @dataclass
@@ -77,7 +65,7 @@ class Site:
             record, "read", lambda run, name: {"options": {"log_interval": "10"}}
         )
         labels = {f"{LABEL}checkpoints": str(self.saves), f"{LABEL}run": RUN}
-        job: Any = FakeJob(labels)
+        job: Any = FakeJob(labels=labels)
         reporting = self.told.append, self.shown.append, self.ended.set
         with guard.guarding(job, attempt, *reporting) as guards:
             (one,) = guards
@@ -99,9 +87,7 @@ FINISHED = "finished after iteration 240\n"
 
 
 @pytest.fixture
-def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
-    monkeypatch.setenv("LAUNCHER_RUNS", str(tmp_path))
-    (tmp_path / RUN).mkdir()
+def site(tmp_path: Path, kept: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
     return Site(tmp_path / "saves", monkeypatch)
 
 
@@ -220,7 +206,7 @@ def test_a_run_goes_back_past_the_batches_and_to_what_a_step_was_good_after(site
     site.saved(200, 215, 220, 225)
     one = site.run([*GOOD, 9.0], on_spike="rewind")
     job: Any = one.job
-    assert job.killed.wait(30)
+    assert job.ending.wait(30)
     back = guard.settle([one], FAILED)
     assert back == "going back to iteration 215, past the batches of iterations 220 to 230"
     assert site.left[:2] == ["iter_0000200", "iter_0000215"]

@@ -27,19 +27,18 @@ from launcher.runs.plan.job import Backend
 from launcher.runs.plan.plan import Plan, Stamp
 from launcher.runs.records import owner, provenance, record
 from launcher.runs.runfile import source
-from launcher.runs.runfile.config import Data, RunConfig
-from launcher.runs.runfile.source import Origin, RunRequest
+from launcher.runs.runfile.config import Data
+from launcher.runs.runfile.source import RunRequest
 from launcher.tools.data.text import TokenizedRun, tokenized
 from tests.agent.test_folders import distributed
-from tests.e2e.command import launcher
-
-RUN = "0a1b2c3d"
+from tests.cli.test_cli import run
+from tests.plans import load, request
+from tests.runs.conftest import RUN, FakeJob
 
 
 @pytest.fixture
-def save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def save(tmp_path: Path, runs: Path) -> Path:
     """A folder with an interrupted save in it."""
-    monkeypatch.setenv("LAUNCHER_RUNS", str(tmp_path / "runs"))
     (tmp_path / "save").mkdir()
     lineage.claim(tmp_path / "save", RUN, RUN)
     (tmp_path / "save/iter_0000010.partial").mkdir()
@@ -51,14 +50,31 @@ def checkpoints(save: Path) -> list[str]:
 
 
 def asked(save: Path, **sections: Any) -> RunRequest:
-    values = {"name": "a", "image": "cpu", "gpus": 0, "checkpoint": {"save": str(save)}}
-    config = RunConfig.model_validate({**values, **sections})
-    return RunRequest(config, Origin("run.yaml", {}, {}), str(save))
+    return request(str(save), **{"checkpoint": {"save": str(save)}} | sections)
 
 
 def job(run: str, save: Path) -> Any:
     """A run that goes on and saves there."""
-    return SimpleNamespace(run=run, labels={f"{LABEL}checkpoints": str(save)}, ended=lambda: None)
+    return FakeJob(run=run, labels={f"{LABEL}checkpoints": str(save)})
+
+
+Recorder = Callable[[str, RunRequest], None]
+
+
+@pytest.fixture
+def recorded(plan: Callable[..., Plan], monkeypatch: pytest.MonkeyPatch) -> Recorder:
+    """Keeps the record of a run, while no job goes on."""
+
+    def recorded(run: str, wanted: RunRequest) -> None:
+        made = replace(plan("gpt2-tiny.yaml"), run=run)
+        record.write(record.record_of(made, wanted, "docker"))
+
+    monkeypatch.setattr(start.find, "jobs", list)
+    return recorded
+
+
+HERE: Any = None
+"""A backend that isn't asked."""
 
 
 @pytest.fixture
@@ -124,10 +140,9 @@ def test_a_run_that_does_not_start_leaves_no_record(save: Path, plan: Callable[.
 
 
 def test_a_run_without_a_record_here_is_only_looked_at(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("LAUNCHER_RUNS", str(tmp_path / "mine"))
-    theirs = job(RUN, tmp_path)
+    theirs = job(RUN, runs)
     monkeypatch.setattr(start.find, "job", lambda text: ("engine", theirs))
     seen: list[dict[str, Any]] = []
 
@@ -142,14 +157,12 @@ def test_a_run_without_a_record_here_is_only_looked_at(
 
 
 def test_a_run_that_a_launcher_is_about_to_start_again_is_not_resumed(
-    save: Path, plan: Callable[..., Plan], monkeypatch: pytest.MonkeyPatch
+    save: Path, recorded: Recorder
 ) -> None:
-    record.write(record.record_of(replace(plan("gpt2-tiny.yaml"), run=RUN), asked(save), "docker"))
-    monkeypatch.setattr(start.find, "jobs", list)
-    here: Any = None
+    recorded(RUN, asked(save))
     with owner.following(RUN), pytest.raises(UsageError, match=f"run {RUN} still goes on"):
-        again_of.resumed(RUN, here, [])
-    found, notes = again_of.resumed(RUN, here, [])
+        again_of.resumed(RUN, HERE, [])
+    found, notes = again_of.resumed(RUN, HERE, [])
     assert found.config.checkpoint.load == str(save)
     assert found.payload == ""  # today's, and it is said
     assert "it continues with this launcher's runner and trainer, not with its own" in notes
@@ -238,8 +251,8 @@ def test_a_folder_with_another_runs_checkpoints_is_refused(theirs: Path, finetun
 def test_what_names_the_folder_to_load_from_goes_on(theirs: Path, tmp_path: Path) -> None:
     """Under another name of it, too."""
     (tmp_path / "link").symlink_to(theirs)
-    for load in (theirs, tmp_path / "link"):
-        folder = {"save": str(theirs), "load": str(load)}
+    for path in (theirs, tmp_path / "link"):
+        folder = {"save": str(theirs), "load": str(path)}
         plan = plan_of(asked(theirs, program="./own.py", checkpoint=folder))
         assert dict(plan.labels)[f"{LABEL}line"] == ANOTHER
         assert [mount.target for mount in plan.mounts if mount.source == str(theirs)] == [
@@ -267,35 +280,28 @@ def test_what_the_file_allows_is_saved_among_others_which_stay(theirs: Path) -> 
 
 
 def test_a_run_whose_folder_another_has_gone_over_is_not_resumed_from_that(
-    theirs: Path, plan: Callable[..., Plan], monkeypatch: pytest.MonkeyPatch
+    theirs: Path, recorded: Recorder
 ) -> None:
-    record.write(
-        record.record_of(replace(plan("gpt2-tiny.yaml"), run=ANOTHER), asked(theirs), "docker")
-    )
-    monkeypatch.setattr(start.find, "jobs", list)
-    here: Any = None
-    again_of.resumed(ANOTHER, here, [])
+    recorded(ANOTHER, asked(theirs))
+    again_of.resumed(ANOTHER, HERE, [])
     lineage.claim(theirs, RUN, RUN, overwrite=True)
     distributed(folders.partial(theirs, 12))
     folders.publish(theirs, 12)
     with pytest.raises(UsageError, match=f"iter_0000012 is run {RUN}'s"):
-        again_of.resumed(ANOTHER, here, [])
+        again_of.resumed(ANOTHER, HERE, [])
 
 
 def test_a_run_that_has_finished_says_so_and_how_it_goes_on(
-    theirs: Path, plan: Callable[..., Plan], monkeypatch: pytest.MonkeyPatch
+    theirs: Path, recorded: Recorder
 ) -> None:
     """It was started, loaded its last checkpoint, and ended, with a new record for nothing."""
-    wanted = asked(theirs, training={"train_iters": 6})
-    record.write(record.record_of(replace(plan("gpt2-tiny.yaml"), run=ANOTHER), wanted, "docker"))
-    monkeypatch.setattr(start.find, "jobs", list)
-    here: Any = None
+    recorded(ANOTHER, asked(theirs, training={"train_iters": 6}))
     with pytest.raises(UsageError) as caught:
-        again_of.resumed(ANOTHER, here, [])
+        again_of.resumed(ANOTHER, HERE, [])
     assert caught.value.problem.endswith("/iter_0000006 is iteration 6 of 6")
     assert caught.value.remedy.endswith(f"resume {ANOTHER} --set training.train_iters=12")
     more = [source.parse_set("training.train_iters=10")]
-    assert again_of.resumed(ANOTHER, here, more)[0].config.training.train_iters == 10
+    assert again_of.resumed(ANOTHER, HERE, more)[0].config.training.train_iters == 10
 
 
 Write = Callable[[str], str]
@@ -341,9 +347,8 @@ NO_GPUS = Engine(ImageFacts("0.16.1", False))
 
 
 def assembled(write: Write, text: str, engine: Engine) -> Any:
-    config, origin = source.load(write(text), [])
     chosen: Any = engine
-    return assemble(RunRequest(config, origin, "/"), chosen, Stamp("0a1b2c3d", ""))
+    return assemble(RunRequest(*load(write(text)), "/"), chosen, Stamp(RUN, ""))
 
 
 @pytest.mark.parametrize("engine", [NO_IMAGE, NO_ENGINE])
@@ -404,8 +409,7 @@ def text(tmp_path: Path) -> Path:
 
 
 def given(name: str, text: Path, *settings: str, release: str | None = None) -> TokenizedRun:
-    overrides = [source.parse_set(one) for one in (f"data.text={text}", *settings)]
-    config, origin = source.load(name, overrides)
+    config, origin = load(name, f"data.text={text}", *settings)
     return tokenized(config, origin, text.parent / "cache", lambda: release)
 
 
@@ -446,19 +450,21 @@ def test_the_image_says_whose_tokens_they_are(text: Path) -> None:
     assert [prefixes.index(one) for one in prefixes] == [0, 0, 0, 3, 3]
 
 
-def test_a_dry_run_says_that_the_text_will_be_tokenized(text: Path, tmp_path: Path) -> None:
-    command = ["run", "gpt2-tiny.yaml", "--dry-run", "--set", f"data.text={text}"]
-    cache = {"LAUNCHER_CACHE": str(tmp_path / "cache"), "DOCKER_HOST": "unix:///nowhere.sock"}
+def test_a_dry_run_says_that_the_text_will_be_tokenized(
+    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LAUNCHER_CACHE", str(tmp_path / "cache"))
+    command = ["gpt2-tiny.yaml", "--dry-run", "--set", f"data.text={text}"]
     prefix = given("gpt2-tiny.yaml", text, release="0.16.1").text  # the release of the image
     assert prefix
-    shown = launcher(*command, **cache)
-    assert shown.returncode == 0, shown.stderr
-    assert "--vocab-size 50257" in shown.stdout
+    code, out, err = run(tmp_path, *command)
+    assert code == 0, err
+    assert "--vocab-size 50257" in out
     told = f"launcher: data.text: it will be tokenized first, to {prefix.prefix}.bin\n"
-    assert shown.stderr.startswith(f"{told}forecast for ")
+    assert err.startswith(f"{told}forecast for ")
     assert not (tmp_path / "cache").exists()
     prefix.make(lambda done: None)
-    assert "data.text" not in launcher(*command, **cache).stderr
+    assert "data.text" not in run(tmp_path, *command)[2]
 
 
 needs_root = pytest.mark.skipif(os.getuid() != 0, reason="needs root, as sudo gives it")

@@ -7,9 +7,8 @@ import re
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TextIO
@@ -25,56 +24,7 @@ from launcher.runs.plan.job import ConnectionLost, EndCause, ExitStatus, OutputP
 from launcher.runs.records import owner, record
 from launcher.runs.records.ending import Outcome
 from tests.e2e.site import until
-
-RUN = "0a1b2c3d"
-
-
-@dataclass
-class FakeJob:
-    """A run that writes `pieces` and ends with `end`; `cut` is the piece at which it is lost.
-
-    With `waits` it goes on until it is asked to stop, or killed.
-    """
-
-    pieces: list[OutputPiece] = field(default_factory=list)
-    end: ExitStatus = field(default_factory=lambda: ExitStatus(0))
-    cut: int | None = None
-    waits: bool = False
-    labels: Mapping[str, str] = field(default_factory=dict)
-    over: bool = False
-    run: str = RUN
-    calls: list[str] = field(default_factory=list)
-    ending: threading.Event = field(default_factory=threading.Event)
-
-    backend = "fake"
-    handle = "fake"
-
-    def output(self, *, follow: bool = True) -> Iterator[OutputPiece]:
-        for number, piece in enumerate(self.pieces):
-            if number == self.cut:
-                raise ConnectionLost("cut off")
-            yield piece
-        if self.cut is not None:
-            raise ConnectionLost("cut off")
-
-    def wait(self) -> ExitStatus:
-        if self.waits:
-            until(self.ending.is_set)  # signals are handled in between
-        return self.end
-
-    def ended(self) -> ExitStatus | None:
-        return self.end if self.over else None
-
-    def stop(self, grace: int) -> None:
-        self.calls.append(f"stop {grace}")
-        self.ending.set()
-
-    def kill(self) -> None:
-        self.calls.append("kill")
-        self.ending.set()
-
-    def remove(self) -> None:
-        self.calls.append("remove")
+from tests.runs.conftest import RUN, FakeJob
 
 
 def engine(*jobs: FakeJob | Exception) -> Any:
@@ -94,16 +44,8 @@ def never(attempt: int) -> Any:
     raise AssertionError("started")
 
 
-@pytest.fixture
-def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder of records with the run's in it."""
-    monkeypatch.setenv("LAUNCHER_RUNS", str(tmp_path))
-    (tmp_path / RUN).mkdir()
-    return tmp_path
-
-
 @pytest.fixture(autouse=True)
-def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+def _no_pauses(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervise, "RETRY_SECONDS", 0.0)
     monkeypatch.setattr(supervise, "LONGEST_PAUSE", 0.0)
 
@@ -171,7 +113,7 @@ def test_the_tail_is_the_end_of_the_output(written: list[bytes]) -> None:
     assert min(len(whole), supervise.KEPT_OUTPUT) <= len(tail.kept) <= 2 * supervise.KEPT_OUTPUT
 
 
-def test_an_engine_that_comes_back_has_ended_the_run_or_removed_it(runs: Path) -> None:
+def test_an_engine_that_comes_back_has_ended_the_run_or_removed_it() -> None:
     first, back = FakeJob(cut=0), FakeJob(end=ExitStatus(137), over=True)
     chosen = engine(ConnectionLost("away"), EngineError("away"), back)
     found = supervise.supervise(chosen, never, job=first)
@@ -182,7 +124,7 @@ def test_an_engine_that_comes_back_has_ended_the_run_or_removed_it(runs: Path) -
 
 
 def test_one_who_looks_on_hears_how_the_run_ended_from_its_record(
-    runs: Path, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """`attach` ended with 137, removed from outside, where the run was stopped with 0."""
     monkeypatch.setattr(supervise, "NOTED_SECONDS", 0.3)
@@ -194,7 +136,7 @@ def test_one_who_looks_on_hears_how_the_run_ended_from_its_record(
 
 
 def test_an_engine_that_stays_away_is_told_and_nothing_is_removed(
-    runs: Path, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(supervise, "RECONNECT_SECONDS", 0.0)
     job = FakeJob(cut=0)
@@ -239,7 +181,7 @@ LABELS = {
 }
 
 
-def test_while_it_saves_what_is_left_is_told(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_while_it_saves_what_is_left_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[str] = []
     monkeypatch.setattr(supervise, "tell", told.append)
     monkeypatch.setattr(supervise, "REMIND_SECONDS", 0.01)
@@ -254,7 +196,7 @@ def test_while_it_saves_what_is_left_is_told(runs: Path, monkeypatch: pytest.Mon
     )
 
 
-def test_a_signal_during_the_start_is_heard_beside_other_threads(runs: Path) -> None:
+def test_a_signal_during_the_start_is_heard_beside_other_threads() -> None:
     """The system gives it to whichever thread doesn't hold it back."""
     job, over = FakeJob(waits=True), threading.Event()
 
@@ -273,7 +215,7 @@ def test_a_signal_during_the_start_is_heard_beside_other_threads(runs: Path) -> 
     assert job.calls == ["stop 10", "remove"]
 
 
-def test_a_request_that_a_lost_engine_did_not_hear_is_made_again(runs: Path) -> None:
+def test_a_request_that_a_lost_engine_did_not_hear_is_made_again() -> None:
     class LostWhenAsked(FakeJob):
         def wait(self) -> ExitStatus:
             until(lambda: self.calls)
@@ -298,7 +240,7 @@ class Attempts:
         return self.jobs[attempt]
 
 
-def test_it_is_not_started_again_after_a_stop(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_is_not_started_again_after_a_stop(monkeypatch: pytest.MonkeyPatch) -> None:
     start = Attempts(ExitStatus(1), ExitStatus(0))
     start.jobs[0].waits = True
     signals((signal.SIGINT, ready))
@@ -310,7 +252,7 @@ def test_it_is_not_started_again_after_a_stop(runs: Path, monkeypatch: pytest.Mo
     assert start.asked == [0]
 
 
-def test_a_stop_in_the_pause_is_told(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stop_in_the_pause_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervise, "FIRST_PAUSE", 60.0)
     monkeypatch.setattr(supervise, "LONGEST_PAUSE", 60.0)
     start = Attempts(*[ExitStatus(1)] * 9)
@@ -323,7 +265,7 @@ def test_a_stop_in_the_pause_is_told(runs: Path, monkeypatch: pytest.MonkeyPatch
     assert start.jobs[0].calls == ["remove"]
 
 
-def test_a_guest_leaves_the_run_to_its_owner(runs: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_guest_leaves_the_run_to_its_owner(capfd: pytest.CaptureFixture[str]) -> None:
     job = FakeJob(pieces=[OutputPiece(False, b"loss\n")], end=ExitStatus(3))
     found = supervise.supervise(engine(), never, restarts=5, job=job, guest=True)
     assert (found.code, job.calls) == (3, [])
@@ -340,7 +282,7 @@ def test_a_guest_leaves_the_run_to_its_owner(runs: Path, capfd: pytest.CaptureFi
 
 
 @pytest.mark.parametrize("signum", supervise.SIGNALS)
-def test_a_signal_ends_a_guest_alone(runs: Path, signum: signal.Signals) -> None:
+def test_a_signal_ends_a_guest_alone(signum: signal.Signals) -> None:
     class Interrupted(Exception):
         pass
 
@@ -362,7 +304,7 @@ def test_a_signal_ends_a_guest_alone(runs: Path, signum: signal.Signals) -> None
 
 @pytest.mark.parametrize(("own", "told"), [(600, "25 s"), (20, "20 s")])
 def test_stop_says_where_the_log_of_an_unfollowed_run_is(
-    runs: Path, capsys: pytest.CaptureFixture[str], own: int, told: str
+    capsys: pytest.CaptureFixture[str], own: int, told: str
 ) -> None:
     job = FakeJob(labels={"megatron-launchpad.stop_grace": str(10 + own)})
     job.stop = lambda grace: setattr(job, "over", True)
@@ -375,37 +317,38 @@ def test_stop_says_where_the_log_of_an_unfollowed_run_is(
     assert job.calls == ["remove"]
 
 
-@pytest.mark.parametrize("over", [False, True])
-def test_stop_keeps_how_a_run_ended_that_nobody_followed(runs: Path, over: bool) -> None:
-    """`runs` called it unknown for ever."""
-    job = FakeJob(end=ExitStatus(143), over=over)
-    job.stop = lambda grace: setattr(job, "over", True)
-    supervise.stop(job, grace=25)
-    supervise.stop(job)  # which removes it, and has nothing to add
-    [told] = record.read_lines(runs / RUN / record.ENDINGS)
-    outcome = "failed" if over else "stopped"
-    assert (told["attempt"], told["outcome"], told["code"]) == (0, outcome, 143)
-
-
-@pytest.mark.parametrize("cause", [EndCause.ITSELF, EndCause.REMOVED])
-def test_stop_now_keeps_how_a_run_ended(
-    runs: Path, monkeypatch: pytest.MonkeyPatch, cause: EndCause
+@pytest.mark.parametrize(
+    ("now", "over", "end", "outcome"),
+    [
+        (False, False, ExitStatus(143), "stopped"),
+        (False, True, ExitStatus(143), "failed"),
+        # a killed run ends a moment later, or is gone by then
+        (True, False, ExitStatus(137), "stopped"),
+        (True, False, ExitStatus(137, EndCause.REMOVED), "stopped"),
+    ],
+)
+def test_stop_keeps_how_a_run_ended_that_nobody_followed(
+    now: bool, over: bool, end: ExitStatus, outcome: str
 ) -> None:
-    """`runs` called it unknown for ever: a killed run ends a moment later, or is gone by then."""
-    job, looks = FakeJob(end=ExitStatus(137, cause)), iter([None, None, None])
-    monkeypatch.setattr(supervise, "RETRY_SECONDS", 0.0)
-    job.ended = lambda: next(looks, job.end)
-    supervise.stop(job, now=True)
-    [told] = record.read_lines(runs / RUN / record.ENDINGS)
-    assert (told["outcome"], told["code"], told["by"]) == ("stopped", 137, "launcher stop")
+    """`runs` called it unknown for ever."""
+    job, looks = FakeJob(end=end, over=over), iter([None, None, None])
+    job.stop = lambda grace: setattr(job, "over", True)
+    if now:
+        job.ended = lambda: next(looks, job.end)
+    supervise.stop(job, grace=25, now=now)
+    [told] = record.read_lines(record.folder(RUN) / record.ENDINGS)
+    assert (told["attempt"], told["outcome"], told["code"]) == (0, outcome, end.code)
+    assert (told["by"] == "launcher stop") is (outcome == "stopped")
+    supervise.stop(job)  # which removes it, and has nothing to add
+    assert len([*record.read_lines(record.folder(RUN) / record.ENDINGS)]) == 1
 
 
 def test_stop_waits_no_longer_than_it_may_for_a_run_that_does_not_end(
-    runs: Path, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(supervise, "ENDS_SECONDS", 0.0)
     supervise.stop(FakeJob(), now=True)
-    assert not (runs / RUN / record.ENDINGS).exists()
+    assert not (record.folder(RUN) / record.ENDINGS).exists()
 
 
 @pytest.fixture
@@ -419,7 +362,7 @@ def closed_pipe() -> Iterator[TextIO]:
 
 @pytest.mark.parametrize("stream", ["stdout", "stderr"])
 def test_a_run_whose_output_nobody_reads_is_asked_to_stop_and_waited_for(
-    runs: Path, monkeypatch: pytest.MonkeyPatch, closed_pipe: TextIO, stream: str
+    monkeypatch: pytest.MonkeyPatch, closed_pipe: TextIO, stream: str
 ) -> None:
     job = FakeJob(
         [OutputPiece(False, b"line\n"), OutputPiece(False, b"line\n")],
@@ -436,7 +379,7 @@ def test_a_run_whose_output_nobody_reads_is_asked_to_stop_and_waited_for(
 
 
 def test_ctrl_c_that_ends_the_reader_first_is_one_request(
-    runs: Path, monkeypatch: pytest.MonkeyPatch, closed_pipe: TextIO
+    monkeypatch: pytest.MonkeyPatch, closed_pipe: TextIO
 ) -> None:
     """As of `launcher run | tee log`: the pipe's end may be seen before the signal is heard."""
     lost = threading.Event()
@@ -451,7 +394,7 @@ def test_ctrl_c_that_ends_the_reader_first_is_one_request(
 
 
 def test_a_closed_pipe_of_one_who_looks_on_leaves_the_run(
-    runs: Path, monkeypatch: pytest.MonkeyPatch, closed_pipe: TextIO
+    monkeypatch: pytest.MonkeyPatch, closed_pipe: TextIO
 ) -> None:
     job = FakeJob([OutputPiece(False, b"line\n")])
     with owner.following(RUN), monkeypatch.context() as patched:
@@ -463,7 +406,7 @@ def test_a_closed_pipe_of_one_who_looks_on_leaves_the_run(
 
 
 def test_folders_that_cannot_be_looked_at_do_not_hide_the_ending(
-    runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def refuse(root: Path, line: str = "") -> None:
         raise PermissionError(13, "Permission denied")
@@ -473,12 +416,12 @@ def test_folders_that_cannot_be_looked_at_do_not_hide_the_ending(
     assert capsys.readouterr().err.splitlines() == [
         "launcher: can't look for checkpoints in /no/such/folder: Permission denied",
         f"launcher: run {RUN} failed, exit code 3",
-        f"launcher: its record: {runs / RUN}",
+        f"launcher: its record: {record.folder(RUN)}",
     ]
 
 
 def test_a_listener_that_fails_is_told_of_once_and_the_run_goes_on(
-    runs: Path, capfd: pytest.CaptureFixture[str]
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     class Broken:
         def add(self, data: bytes, is_error: bool) -> None:

@@ -22,8 +22,8 @@ from launcher.runs.records import owner, record
 from launcher.runs.records.ending import Ending, Outcome, describe
 from launcher.runs.runfile import config
 from tests.e2e.site import until
+from tests.runs.conftest import RUN, FakeJob
 
-RUN = "0a1b2c3d"
 FOUND = {
     REPORT: f"rank 0 waits in barrier\n{CONCLUSION}rank 1 isn't in a collective\n".encode(),
     "rank-1.stack": b"Thread",
@@ -32,13 +32,10 @@ TOLD = "no output for 5 s: rank 1 isn't in a collective"
 
 
 @dataclass
-class FakeJob:
+class Answering(FakeJob):
     """A run that answers with `found`, once for each of them, or doesn't."""
 
     found: list[Any] = field(default_factory=lambda: [FOUND])
-    end: ExitStatus | None = None
-    run: str = RUN
-    calls: list[str] = field(default_factory=list)
 
     def diagnose(self) -> dict[str, bytes]:
         self.calls.append("diagnose")
@@ -47,19 +44,13 @@ class FakeJob:
             raise answer
         return answer
 
-    def ended(self) -> ExitStatus | None:
-        return self.end
-
-    def stop(self, grace: int) -> None:
-        self.calls.append("stop")
-
 
 @dataclass
 class Site:
     """A watchdog over a job, with a clock that a test sets."""
 
     folder: Path
-    job: FakeJob = field(default_factory=FakeJob)
+    job: Answering = field(default_factory=Answering)
     told: list[str] = field(default_factory=list)
     now: float = 0.0
 
@@ -76,10 +67,8 @@ class Site:
 
 
 @pytest.fixture
-def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
-    monkeypatch.setenv("LAUNCHER_RUNS", str(tmp_path))
-    (tmp_path / RUN).mkdir()
-    return Site(tmp_path / RUN)
+def site(kept: Path) -> Site:
+    return Site(kept)
 
 
 def test_a_start_takes_longer_and_what_was_told_is_not_told_again() -> None:
@@ -124,14 +113,14 @@ def test_a_run_whose_ranks_cannot_be_asked_is_ended_where_told_to(site: Site) ->
     site.job.found = [{}]
     dog = site.barked("end")
     assert site.told[0] == "no output for 5 s, and its ranks can't be asked where they are"
-    assert (dog.verdict, site.job.calls[-1]) == ("stalled", "stop")
+    assert (dog.verdict, site.job.calls[-1]) == ("stalled", "stop 15")
 
 
 def test_a_run_that_ended_meanwhile_is_not_told_of(site: Site) -> None:
-    site.job.end = ExitStatus(0)
+    site.job.over = True
     assert site.barked("end").verdict == ""
     assert site.told == []
-    site.job.end, site.job.calls = None, []
+    site.job.over, site.job.calls = False, []
     owner.ask_to_stop(RUN)  # it has its time for that
     site.barked("end")
     assert (site.told, site.job.calls) == ([], [])

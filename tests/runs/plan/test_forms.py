@@ -1,20 +1,25 @@
-"""Forms of a value that people write, and of a file's name that they mistype."""
+"""Forms of a value that people write, of a request for GPUs, and of a name that they mistype."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from launcher.base.errors import UsageError
 from launcher.runs.checks import checks
 from launcher.runs.checks.machine import Dataset
 from launcher.runs.runfile import source
 from launcher.runs.runfile.config import RunConfig
+from launcher.runs.runfile.values import Gpus, parse_gpus
+from tests.plans import load
 
 
 def config(*sets: str) -> RunConfig:
-    return source.load("gpt2-tiny", [source.parse_set(one) for one in sets])[0]
+    return load("gpt2-tiny", *sets)[0]
 
 
 @pytest.mark.parametrize(
@@ -78,7 +83,29 @@ def test_the_token_that_upstream_s_null_tokenizer_adds_is_counted(
 
     From 0.18 on it adds none, and its 50256 is refused.
     """
-    given = [source.parse_set(one) for one in ("data.vocab_size=50256", *sets)]
     data = [Dataset("/d", "", 10**6, 50256, 9)]
-    found = checks._tokens_fit(*source.load("gpt2", given), data, release)
+    found = checks._tokens_fit(*load("gpt2", "data.vocab_size=50256", *sets), data, release)
     assert bool([*found]) == refused
+
+
+ID = st.from_regex(re.compile(r"[0-9A-Za-z][\w:.-]{0,8}", re.ASCII), fullmatch=True)
+
+
+@given(st.lists(ID, min_size=1, unique=True))
+def test_devices_are_counted_and_kept_in_order(ids: list[str]) -> None:
+    assert parse_gpus("device=" + ",".join(ids)) == Gpus(len(ids), tuple(ids))
+
+
+def test_a_number_of_gpus_is_of_any_and_that_of_all_is_not_known_yet() -> None:
+    assert parse_gpus(8) == parse_gpus("8") == Gpus(8)
+    assert parse_gpus("all") == Gpus(None, everything=True)
+    for text in ("8", "all", "device=0,1"):
+        assert str(parse_gpus(text)) == text
+
+
+@pytest.mark.parametrize(
+    "text", ["", "-1", "1.5", "device=", "device=0,", "device=0,0", "any", "0,1", "١", "device=0 1"]
+)
+def test_what_is_no_request_for_gpus_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="gpus: "):
+        parse_gpus(text)

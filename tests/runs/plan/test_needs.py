@@ -29,6 +29,9 @@ RULES = [
 ]
 
 
+LAST = f"{series.known()[-1]}.0"
+
+
 def run_of(
     write: Callable[[str], str],
     rule: NeedRule,
@@ -56,20 +59,6 @@ def run_of(
     return resolve(config, origin, ImageFacts(f"{release}.0", True, packages=known), HOST)
 
 
-def test_a_backend_of_a_dispatcher_that_is_not_used_needs_nothing(
-    write: Callable[[str], str],
-) -> None:
-    """Upstream ignores it beside another dispatcher, and such a run was refused."""
-    (rule,) = [one for one in needs.table() if one.option == "moe_flex_dispatcher_backend"]
-    run = run_of(
-        write,
-        rule.model_copy(update={"beside": ["moe_token_dispatcher_type=alltoall"]}),
-        "deepep",
-        set(),
-    )
-    assert not needs.needed(run, contained=True)
-
-
 def test_our_program_has_products_in_fp8_of_its_own(write: Callable[[str], str]) -> None:
     """It was refused on images without Transformer Engine, as upstream's programs are."""
     rule = NeedRule(programs=["gpt"], modules={}, source="none")
@@ -78,7 +67,7 @@ def test_our_program_has_products_in_fp8_of_its_own(write: Callable[[str], str])
 
 
 @pytest.mark.parametrize(("rule", "value"), RULES)
-def test_a_run_without_what_its_options_import_is_refused_with_the_cure(
+def test_a_run_alone_without_what_its_options_import_is_refused_with_the_cure(
     write: Callable[[str], str], rule: NeedRule, value: object
 ) -> None:
     """Each of these passed a dry run, and ended once all its ranks had started."""
@@ -98,17 +87,10 @@ def test_a_run_without_what_its_options_import_is_refused_with_the_cure(
         assert f"needs the Python package {package}. make image TAG=24.10" in said[module]
     local = needs.needed(run, contained=False)
     assert all(need.mend.startswith("python3 -m pip install ") for need in local)
-
-
-@pytest.mark.parametrize(("rule", "value"), RULES)
-def test_with_them_or_where_nothing_is_known_the_plan_goes_on(
-    write: Callable[[str], str], rule: NeedRule, value: object
-) -> None:
-    for packages in ({*rule.modules.values()}, None):
+    for packages in ({*rule.modules.values()}, None):  # with them, or where nothing is known
         run = run_of(write, rule, value, packages)
         needs.check_needs(needs.needed(run, contained=True), run, "megatron:24.10")
-    elsewhere = {"PYTHONPATH": "/mine"}
-    run = run_of(write, rule, value, set(), env=elsewhere)
+    run = run_of(write, rule, value, set(), env={"PYTHONPATH": "/mine"})
     needs.check_needs(needs.needed(run, contained=True), run, "megatron:24.10")
 
 
@@ -117,6 +99,8 @@ def test_with_them_or_where_nothing_is_known_the_plan_goes_on(
     [
         ("tokenizer_type", "NullTokenizer", {}, "0.19.0"),
         ("moe_flex_dispatcher_backend", "ncclep", {"moe_token_dispatcher_type": "flex"}, "0.19.0"),
+        # Upstream ignores it beside another dispatcher, and such a run was refused.
+        ("moe_flex_dispatcher_backend", "deepep", {"moe_token_dispatcher_type": "alltoall"}, LAST),
         ("moe_token_dispatcher_type", "flex", {}, "0.15.3"),
         ("async_strategy", "mcore", {"async_save": True}, "0.19.0"),
         ("async_strategy", "nvrx", {}, "0.19.0"),

@@ -1,8 +1,10 @@
-"""What a plan says, from what a run file says."""
+"""What a plan says, from what a run file says, which is settled once."""
 
 from __future__ import annotations
 
 import os
+import sys
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -11,15 +13,17 @@ from typing import Any
 
 import pytest
 
+from launcher import cli
 from launcher.base.errors import UsageError
 from launcher.runs.follow import assemble, files
+from launcher.runs.plan import layout, render
 from launcher.runs.plan.image import ImageFacts, labelled, planned, reference
 from launcher.runs.plan.mounts import Mount
 from launcher.runs.plan.plan import Plan, without_memlock
-from launcher.runs.runfile import source
+from launcher.runs.runfile.config import RunConfig
 from launcher.runs.runfile.source import RunRequest
 from launcher.runs.runfile.values import Gpus
-from tests.plans import HOST, MINIMAL, STAMP, Planner, plan_of, refusal
+from tests.plans import HOST, MINIMAL, STAMP, Planner, load, plan_of, refusal
 
 Write = Callable[[str], str]
 UPSTREAM = ("gpus=2", "program=pretrain_gpt.py", "logging.check_replicas_interval=null")
@@ -35,18 +39,38 @@ def mounts(plan: Plan) -> dict[str, tuple[str, bool]]:
     return {mount.target: (mount.source, mount.read_only) for mount in mounted}
 
 
-def test_another_number_of_processes_than_gpus_is_refused(plan: Planner) -> None:
-    told = refusal(plan, "gpt2", "gpus=2", "processes=1")
-    assert told.startswith("--set processes=1: processes: 1 on 2 GPUs of a node")
-    assert "--gpus 1" in told
-    both = "name: a\nimage: cpu\ngpus: 2\nprocesses: 3\ndata: {mock: true}\n"
-    assert "run.yaml:4: processes: 3 on 2 GPUs" in refusal(plan, both)
-    assert plan("gpt2-tiny", "gpus=1", "parallel={}").processes_per_node == 1  # 2 for the CPU
+BOTH = "name: a\nimage: cpu\ngpus: 2\nprocesses: 3\ndata: {mock: true}\n"
 
 
-def test_the_number_of_all_must_be_found_first(plan: Planner) -> None:
-    assert "Give their number" in refusal(plan, "gpt2", "gpus=all")
-    config, origin = source.load("gpt2", [source.parse_set("gpus=all")])
+@pytest.mark.parametrize(
+    ("text", "sets", "told"),
+    [
+        ("gpt2", ("gpus=2", "processes=1"), "--set processes=1: processes: 1 on 2 GPUs of a node"),
+        ("gpt2", ("gpus=2", "processes=1"), "--gpus 1"),
+        (BOTH, (), "run.yaml:4: processes: 3 on 2 GPUs"),
+        ("gpt2", ("gpus=all",), "Give their number"),
+        # It made a folder of that name where the launcher was started.
+        ("gpt2", ("checkpoint.save=~bob/a",), "~bob/a: only your own ~"),
+        ("gpt2", ("mounts=[{source: /x, target: /checkpoints}]",), "/checkpoints is taken by"),
+        (
+            "gpt2",
+            ("checkpoint={save_interval: 5}",),
+            "save_interval: no folder to save to is given",
+        ),
+        ("simple", ("gpus=1",), "Nearest that work: 2."),
+        ("simple", ("gpus=3",), "Nearest that work: 2 or 4."),
+        ("simple", ("gpus=5",), "Nearest that work: 4 or 6."),
+        ("simple", ("training.lr=1.0",), "would do nothing"),
+    ],
+)
+def test_what_can_not_be_planned_is_refused(
+    plan: Planner, text: str, sets: tuple[str, ...], told: str
+) -> None:
+    assert told in refusal(plan, text, *sets)
+
+
+def test_the_number_of_all_must_be_found_first() -> None:
+    config, origin = load("gpt2", "gpus=all")
     everything = Gpus(count=4, everything=True)
     made = plan_of(config, origin, ImageFacts(), HOST, STAMP, gpus=everything)
     assert (made.processes_per_node, made.gpus.everything) == (4, True)
@@ -108,22 +132,15 @@ def test_the_programs_paths_are_those_of_the_container(plan: Planner) -> None:
     assert "--mock-data" not in made.argv
 
 
-def test_saving_can_be_turned_off_and_nothing_is_saved_nowhere(plan: Planner) -> None:
+def test_saving_can_be_turned_off(plan: Planner) -> None:
     off = plan("gpt2", "checkpoint.save=null", "checkpoint.load=null")
     assert not {"--save", "--load", "--save-interval"} & set(off.argv)
-    nowhere = refusal(plan, "gpt2", "checkpoint={save_interval: 5}")
-    assert "checkpoint.save_interval: no folder to save to is given" in nowhere
 
 
 def test_one_folder_to_save_and_load_is_mounted_once(plan: Planner) -> None:
     made = plan("gpt2", "checkpoint.load=checkpoints/../checkpoints/gpt2")
     assert list(mounts(made)) == ["/checkpoints", "/compiled"]
     assert value(made, "--load") == value(made, "--save") == "/checkpoints"
-
-
-def test_another_users_folder_is_no_folder_here(plan: Planner) -> None:
-    """`save: ~nosuchuser/a` made a folder of that name where the launcher was started."""
-    assert "~bob/a: only your own ~" in refusal(plan, "gpt2", "checkpoint.save=~bob/a")
 
 
 def test_a_blend_keeps_its_weights(plan: Planner) -> None:
@@ -140,23 +157,16 @@ def test_a_tokenizer_by_name_is_not_a_file(plan: Planner) -> None:
     assert value(filed, "--tokenizer-model") == "/data/tokenizer_model/t.model"
 
 
-def test_two_mounts_in_one_place_are_refused(plan: Planner) -> None:
-    told = refusal(plan, "gpt2", "mounts=[{source: /x, target: /checkpoints}]")
-    assert "/checkpoints is taken by" in told
-
-
 def test_upstream_wants_grouped_query_attention_said(plan: Planner) -> None:
     sets = ("model.num_attention_heads=8", "model.num_query_groups=4")
     assert "--group-query-attention" in plan("gpt2-tiny", *UPSTREAM, *sets).argv
     assert "--group-query-attention" not in plan("gpt2-tiny", *sets).argv
 
 
-def test_the_quickstart_needs_an_even_number_a_checkout_and_no_arguments(plan: Planner) -> None:
-    for gpus, near in ((1, "2"), (3, "2 or 4"), (5, "4 or 6")):
-        assert f"Nearest that work: {near}." in refusal(plan, "simple", f"gpus={gpus}")
-    assert "would do nothing" in refusal(plan, "simple", "training.lr=1.0")
+def test_the_quickstart_needs_a_checkout(plan: Planner) -> None:
     assert "has no scripts" in refusal(plan, "simple", facts=ImageFacts("0.9.0", False))
     assert plan("gpt2-tiny", facts=ImageFacts("0.16.1", False))
+    assert plan("gpt2-tiny", "gpus=1", "parallel={}").processes_per_node == 1  # 2 for the CPU
 
 
 def test_variables_of_the_file_win_and_null_passes_the_launchers_own(plan: Planner) -> None:
@@ -261,7 +271,7 @@ def test_what_the_matrix_knows_of_an_image(
     write: Write, image: str, facts: ImageFacts, name: str
 ) -> None:
     image = image if image.startswith("{") else f"{{{image}}}"
-    config, _ = source.load(write(f"name: a\nimage: {image}\n"), [])
+    config, _ = load(write(f"name: a\nimage: {image}\n"))
     assert planned(config.image, MATRIX, str.upper) == facts
     assert reference(config.image) == name
 
@@ -271,7 +281,7 @@ def test_what_the_matrix_knows_of_an_image(
     [("24.11", "Did you mean '24.10'"), ("{tag: 24.10, megatron: 0.9.9}", "Did you mean '0.9.0'")],
 )
 def test_what_the_matrix_does_not_know_is_told(write: Write, image: str, said: str) -> None:
-    config, _ = source.load(write(f"name: a\nimage: {image}\n"), [])
+    config, _ = load(write(f"name: a\nimage: {image}\n"))
     with pytest.raises(UsageError, match=f"IMAGE.*\n.*{said}"):
         planned(config.image, MATRIX, str.upper)
 
@@ -315,7 +325,7 @@ def test_a_secret_among_the_arguments_is_warned_of(plan: Planner) -> None:
 
 
 def test_what_a_megatron_is_taken_for_is_told(write: Write, plan: Planner) -> None:
-    asked = RunRequest(*source.load(write(MINIMAL + 'megatron: {as: "0.19"}\n'), []), cwd="/")
+    asked = RunRequest(*load(write(MINIMAL + 'megatron: {as: "0.19"}\n')), cwd="/")
     facts = assemble._known(asked, ImageFacts("0.31.0", True))
     assert facts.release == "0.19"
     told = [*assemble._unused(plan("gpt2"), facts)]
@@ -330,3 +340,35 @@ def test_a_clusters_runner_asks_megatron_what_nobody_could_before(
     made = plan("gpt2", *UPSTREAM, host=replace(HOST, scheduled=scheduled))
     assert ("LAUNCHER_ASK" in dict(made.env)) == scheduled
     assert "LAUNCHER_ASK" not in dict(plan("gpt2", host=replace(HOST, scheduled=scheduled)).env)
+
+
+@pytest.fixture
+def counted(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """How often a run file was validated, laid out and rendered."""
+    found = Counter[str]()
+
+    def counting(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            found[name] += 1
+            return function(*args, **kwargs)
+
+        return call
+
+    for name, function in {"laid out": layout.layout, "rendered": render.options}.items():
+        for module in [each for name, each in sys.modules.items() if name.startswith("launcher.")]:
+            for key in [key for key, value in vars(module).items() if value is function]:
+                monkeypatch.setattr(module, key, counting(name, function))
+    monkeypatch.setattr(
+        RunConfig, "model_validate", counting("validated", RunConfig.model_validate)
+    )
+    return found
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["gpt2 --gpus 2", "llama3-8b --gpus 8 --tag 24.10 --set training.lr=1e-4", "gpt3-175b"],
+)
+def test_a_dry_run_settles_its_run_file_once(words: str, counted: Counter[str]) -> None:
+    """It was validated 7 times, laid out 7 times and rendered 6 times."""
+    assert cli.main(["run", *words.split(), "--dry-run"]) == 0
+    assert counted == {"validated": 1, "laid out": 1, "rendered": 1}

@@ -1,4 +1,4 @@
-"""Steps to trace: what programs of each release are told, and what is refused with its line."""
+"""Steps to trace, and a run that would go back: what programs are told, and what is refused."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from launcher.base.errors import UsageError
 from launcher.runs.plan.arguments import table
 from launcher.runs.plan.image import ImageFacts
-from tests.plans import HOST, MINIMAL, Planner
+from launcher.runs.records import resume
+from launcher.runs.runfile.config import RunConfig
+from tests.plans import HOST, MINIMAL, Planner, refusal
 
 OURS = MINIMAL + (
     "model: {num_layers: 2, hidden_size: 64, num_attention_heads: 4, seq_length: 64}\n"
@@ -20,6 +21,8 @@ UPSTREAMS = OURS.replace("gpus: 0", "gpus: 2\nprogram: pretrain_gpt.py").replace
     "seq_length: 64}", "seq_length: 64, max_position_embeddings: 64}"
 )
 ASKED = "profile:\n  steps: 10-12\n"
+BACK = "guard: {on_nan: rewind}\n"
+SAVED = "checkpoint: {save: out, save_interval: 10}\n"
 
 
 def given(argv: tuple[str, ...]) -> list[str]:
@@ -92,9 +95,34 @@ def test_nsys_is_asked_by_the_program_and_started_by_the_runner(
             UPSTREAMS + ASKED + "logging: {tensorboard_dir: tb}\n",
             ":10: logging.tensorboard_dir: M",
         ),
+        (OURS + BACK, ":7: guard: rewind needs checkpoints to go back to"),
+        (MINIMAL + "program: ./mine.py\n" + BACK, "can't skip batches"),
+        (OURS + "guard: {on_flat: rewind}\n", "guard.on_flat"),
+        (OURS + "guard: {window: 19}\n", "guard.window"),
     ],
 )
-def test_what_would_write_no_trace_is_refused(plan: Planner, text: str, told: str) -> None:
-    with pytest.raises(UsageError) as refused:
-        plan(text)
-    assert told in str(refused.value)
+def test_what_would_write_no_trace_or_could_not_go_back_is_refused(
+    plan: Planner, text: str, told: str
+) -> None:
+    assert told in refusal(plan, text)
+    older = refusal(plan, UPSTREAMS + SAVED + BACK, facts=ImageFacts("0.9.0", True))
+    assert "rewind needs --iterations-to-skip: Megatron 0.9.0" in older
+
+
+@pytest.mark.parametrize(
+    ("program", "passed"), [("gpt", "3 20 21"), ("pretrain_gpt.py", "3 19 20 21")]
+)
+def test_the_batches_are_passed_over_beside_those_of_the_run_file(
+    plan: Planner, program: str, passed: str
+) -> None:
+    """Megatron's releases count iterations from 0, or from 1: one more goes than ours."""
+    text = (OURS if program == "gpt" else UPSTREAMS) + SAVED + BACK
+    given = RunConfig.model_validate(
+        {"name": "a", "image": "cpu", "program": program,
+         "megatron_args": {"iterations-to-skip": [3]}}
+    )  # fmt: skip
+    assert resume.skipping(given, []) == given
+    (found,) = resume.skipping(given, {20, 21}).megatron_args.values()
+    assert found == [int(number) for number in passed.split()]
+    made = plan(text + f"megatron_args: {{iterations_to_skip: {found}}}\n")
+    assert f"--iterations-to-skip {passed}" in " ".join(made.argv)

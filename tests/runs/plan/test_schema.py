@@ -30,7 +30,7 @@ from launcher.runs.plan.resolved import resolve
 from launcher.runs.plan.schema import schema
 from launcher.runs.runfile import source, values
 from launcher.runs.runfile.config import RunConfig
-from tests.plans import HOST, STAMP
+from tests.plans import HOST, STAMP, load
 from tools import extract
 
 SCHEMA = schema()
@@ -243,8 +243,7 @@ PUBLISHED = {
 def test_a_dry_run_prints_what_it_did(name: str) -> None:
     """Where no GPU is seen."""
     preset, *sets = DRY_RUNS[name]
-    config, origin = source.load(preset, [source.parse_set(one) for one in sets])
-    run = resolve(config, origin, ImageFacts("0.9.0", True), HOST, STAMP.run)
+    run = resolve(*load(preset, *sets), ImageFacts("0.9.0", True), HOST, STAMP.run)
     made = make_plan(auto.decide(run, ())[0], HOST, STAMP)
     text = f"{describe(made)}\n{docker_request.show(made)}"
     path = GOLDEN / f"{name}.txt"
@@ -269,7 +268,7 @@ def test_a_preset_has_the_published_parameters(name: str) -> None:
     mlp = 3 * hidden * ffn * max(1, experts) + experts * hidden
     total = layers * (attention + mlp + 2 * hidden) + hidden + words * hidden * (1 if tied else 2)
     assert total == published
-    config = source.load(name, [])[0]
+    config = load(name)[0]
     where = layout(config, int(config.gpus))
     shape = model.shape(config.program, values_of(config, where))
     assert shape
@@ -285,7 +284,7 @@ def test_a_preset_fits_on_8_gpus(name: str, size: int) -> None:
     says_h200 = "H200" in (source.PRESETS / f"{name}.yaml").read_text("utf-8")
     room = int(141e9 if says_h200 else 80e9)
     card = Gpu(0, "GPU-0", "", room, 0, (9, 0), "")
-    run, _ = auto.decide(resolve(*source.load(name, []), ImageFacts(), HOST), [card] * 8)
+    run, _ = auto.decide(resolve(*load(name), ImageFacts(), HOST), [card] * 8)
     training = run.config.training
     assert (training.bf16, training.micro_batch_size) == (True, size)
     needed = memory.needed(run.config.program, run.values, run.layout, (9, 0))
@@ -294,16 +293,13 @@ def test_a_preset_fits_on_8_gpus(name: str, size: int) -> None:
 
 
 @pytest.mark.parametrize("path", sorted(source.PRESETS.glob("*.yaml")), ids=lambda path: path.name)
-def test_a_preset_that_is_not_auto_says_why(path: Path) -> None:
+def test_a_preset_says_first_what_it_is_for_and_why_it_is_not_auto(path: Path) -> None:
     """All but gpt2 took a micro-batch of 1 on any GPU, a fraction of its speed."""
-    for line in path.read_text("utf-8").splitlines():
+    text = path.read_text("utf-8")
+    assert text.startswith("# ")
+    for line in text.splitlines():
         if re.match(r" +(micro_batch_size|precision|bf16|fp16): (?!auto)", line):
             assert "  # " in line
-
-
-@pytest.mark.parametrize("preset", sorted(path.name for path in source.PRESETS.glob("*.yaml")))
-def test_a_preset_says_first_what_it_is_for(preset: str) -> None:
-    assert (source.PRESETS / preset).read_text(encoding="utf-8").startswith("# ")
 
 
 # What is added by hand, and as a field; the options that come of it: kind, and any choices.

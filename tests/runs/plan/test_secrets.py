@@ -22,12 +22,11 @@ from launcher.runs.backends.slurm import slurm_request
 from launcher.runs.plan.image import ImageFacts
 from launcher.runs.records.provenance import kept_plan
 from launcher.runs.records.record import record_of
-from launcher.runs.runfile import secrets, source
+from launcher.runs.runfile import secrets
 from launcher.runs.runfile.clusters import Slurm
 from launcher.runs.runfile.config import RunConfig
 from launcher.runs.runfile.secrets import HIDDEN
-from launcher.runs.runfile.source import Origin, RunRequest
-from tests.plans import HOST, STAMP, Planner, plan_of
+from tests.plans import Planner, load, plan_of, request
 
 NAMES = ["WANDB_API_KEY", "HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "DB_PASSWORD", "GITHUB_PAT"]
 SECRETS = st.text("abcdefghijklmnopqrstuvwxyz0123456789", min_size=20, max_size=30)
@@ -88,7 +87,6 @@ def test_options() -> None:
 
 def test_no_option_of_megatron_and_no_key_of_a_run_file_is_hidden() -> None:
     from launcher.runs.plan import arguments
-    from launcher.runs.runfile.config import RunConfig
 
     table = arguments.table()
     options = [*table.megatron, *table.gpt]
@@ -150,16 +148,15 @@ def test_what_looks_like_a_credential_is_hidden_whatever_its_name(form: str, sec
     assert secrets.holds_secret("", [{"a": value}])
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_no_output_shows_it(form: str, plan: Planner) -> None:
+def test_no_output_shows_it(plan: Planner) -> None:
     """Each stood in what a dry run prints and in three files of the record."""
-    secret = "z9y8x7w6" * 4
-    value = form.format(secret)
-    text = f"{RIGHT}env: {{A: {json.dumps(value)}}}\n"
-    made = plan(text, rest=("--url", value, f"--a={value}"))
-    config = RunConfig.model_validate(yaml.safe_load(text))
-    asked = RunRequest(config, Origin("run.yaml", {}, {}), "/", ("--url", value, f"--a={value}"))
-    kept = record_of(made, asked, "docker")
+    values = {f"z9y8x7w6{n:03}" * 3: form for n, form in enumerate(FORMS)}
+    values = {secret: form.format(secret) for secret, form in values.items()}
+    env = {f"A{n}": value for n, value in enumerate(values.values())}
+    rest = [(f"--url{n}", value, f"--a{n}={value}") for n, value in enumerate(values.values())]
+    text, words = f"{RIGHT}env: {json.dumps(env)}\n", sum(rest, ())
+    made = plan(text, rest=words)
+    kept = record_of(made, request(rest=words, **yaml.safe_load(text)), "docker")
     container = Slurm.model_validate({"container": "docker"})
     outputs = [
         describe(made),
@@ -171,8 +168,11 @@ def test_no_output_shows_it(form: str, plan: Planner) -> None:
         slurm_request.request(made, container, Path("/runs")).script,
         *(repr(kept_plan(made)), repr(kept)),
     ]
-    assert [at for at, shown in enumerate(outputs) if secret in shown] == []
-    assert kept.hidden == ("env.A", "-- --url", "-- --a")
+    shown = [(at, values[one]) for at, text in enumerate(outputs) for one in values if one in text]
+    assert shown == []
+    hidden = {*(f"env.{name}" for name in env)}
+    hidden |= {f"-- --{word}{n}" for n in range(len(FORMS)) for word in ("url", "a")}
+    assert {*kept.hidden} == hidden
 
 
 @pytest.mark.parametrize(
@@ -254,8 +254,7 @@ def told(text: str, sets: list[str], rest: tuple[str, ...], path: Path) -> str:
     """What is shown of a run: the plan, or what is wrong."""
     path.write_text(text, encoding="utf-8")
     try:
-        config, origin = source.load(str(path), [source.parse_set(one) for one in sets])
-        plan = plan_of(config, origin, ImageFacts("0.9.0", True), HOST, STAMP, rest=rest)
+        plan = plan_of(*load(str(path), *sets), ImageFacts("0.9.0", True), rest=rest)
     except UsageError as error:
         return str(error)
     return describe(plan)

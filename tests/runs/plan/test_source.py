@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from operator import attrgetter
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ from launcher.base.errors import UsageError
 from launcher.runs.plan.image import ImageFacts
 from launcher.runs.runfile import source
 from launcher.runs.runfile.source import Override
-from tests.plans import HOST, MINIMAL, STAMP, plan_of
+from tests.plans import HOST, MINIMAL, STAMP, load, plan_of
 
 Write = Callable[[str], str]
 
@@ -26,7 +27,7 @@ Write = Callable[[str], str]
 def refusal(path: str, *sets: str) -> str:
     """What is said of a run file."""
     with pytest.raises(UsageError) as caught:
-        source.load(path, [source.parse_set(one) for one in sets])
+        load(path, *sets)
     return str(caught.value)
 
 
@@ -47,7 +48,7 @@ def test_what_is_no_run_file_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert "bad.yaml:3: can't be read: not UTF-8 text (byte 0xff)" in told
     monkeypatch.chdir(tmp_path)
     Path("gpt2.yaml").write_text("name: mine\nimage: cpu\n")  # it comes before a preset
-    assert source.load("gpt2.yaml", [])[0].name == "mine"
+    assert load("gpt2.yaml")[0].name == "mine"
 
 
 @pytest.mark.parametrize(
@@ -65,13 +66,6 @@ def test_a_wrong_key_gives_line_and_nearest(write: Write, lines: str, said: str)
     assert said in refusal(write(f"name: a\nimage: cpu\n{lines}\n"))
     given = refusal(write("name: a\nimage: cpu\n"), "model.hiden_size=3")
     assert given.startswith("--set model.hiden_size=3: model.hiden_size: unknown key. Did you mean")
-
-
-@pytest.mark.parametrize("image", ["-v/:/host", "{name: --privileged}", "a.b/../c:1", "'a b:1'"])
-def test_an_image_that_would_be_an_option_is_refused(write: Write, image: str) -> None:
-    """In the `docker run` line to paste it would be one of docker's."""
-    told = refusal(write(f"name: a\nimage: {image}\n"))
-    assert "run.yaml:2: image.name: doesn't look like an image's name" in told
 
 
 LAUGHS = "name: a\nimage: cpu\nenv:\n  a0: &a0 [x]\n" + "".join(
@@ -103,9 +97,30 @@ LAUGHS = "name: a\nimage: cpu\nenv:\n  a0: &a0 [x]\n" + "".join(
         ("name: a\ngpus: !!python/object:os.system x\n", 2, "could not determine a constructor"),
         ("name: a\nenv: {B: \x07}\n", 2, "not YAML: control characters are not allowed"),
         ('name: a\nimage: cpu\nenv: {"B\\nC": 1}\n', 3, "env.B\\nC: "),
+        # wrong values
+        ("name: a\nimage: cpu\nmodel: {num_layers: true}", 3, "num_layers"),
+        ("name: a\nimage: cpu\ntraining: {lr: fast}", 3, "not a number"),
+        ("name: a\nimage: cpu\ntraining: {lr: .nan}", 3, "not a finite number"),
+        ("name: a\nimage: cpu\ntraining: {micro_batch_size: some}", 3,
+         "neither a whole number above 0 nor auto"),
+        ("name: a\nimage: cpu\ndata: {path: [0.5, 0.5]}", 3, "at least one path prefix"),
+        ("name: a\nimage: cpu\ndata: {path: []}", 3, "neither a path prefix nor a list"),
+        ("name: a\nimage: cpu\ngpus: device=", 3, "isn't a request for GPUs"),
+        ("name: a\nimage: cpu\nenv: {A-B: x}", 3, "a variable's name"),
+        ("name: a\nimage: cpu\nmegatron_args: {a: {b: c}}", 3, "not text, a number, true or false"),
+        ("name: a\nimage: cpu\nmounts: [{source: a, target: relative}]", 3, "an absolute path"),
+        ("name: a\nimage: cpu\nresources: {shm_size: 1g}", 3, "no effect with ipc: host"),
+        ("name: a\nimage: cpu\nresources: {user: root}", 3, "auto, image or 1000:1000"),
+        ("name: a\nimage: cpu\nnodes: {count: 2, rank: 2, master_addr: a}", 3, "rank 2"),
+        ("name: a\nimage: cpu\nprogram: ''", 3, "program"),
+        # an image's name that would be an option of docker's in the `docker run` line to paste
+        *((f"name: a\nimage: {image}\n", 2, "image.name: doesn't look like an image's name")
+          for image in ("-v/:/host", "{name: --privileged}", "a.b/../c:1", "'a b:1'")),
     ],
-)
-def test_what_is_odd_gives_line_and_reason(write: Write, text: str, line: int, said: str) -> None:
+)  # fmt: skip
+def test_what_is_odd_or_wrong_gives_line_and_reason(
+    write: Write, text: str, line: int, said: str
+) -> None:
     path = write(text)
     told = refusal(path)
     assert said in told
@@ -129,20 +144,8 @@ def test_what_yaml_would_change_in_silence_is_refused(write: Write, word: str, s
         assert "run.yaml:3: YAML takes " in told
         assert said in told
         assert "in quotes where it is text." in told
-    if word == "1:30":  # a time needs no quotes behind --set
-        assert source.parse_set("env.A=1:30").values == {"env.A": "1:30"}
-        return
     with pytest.raises(UsageError, match=said):
         source.parse_set(f"env.A={word}")
-
-
-@pytest.mark.parametrize("word", ["24:00:00", "1:30", "-190:20:30", "1:30.5"])
-def test_a_time_needs_no_quotes(write: Write, word: str) -> None:
-    """`1:30` was 90, and was refused afterwards, though all who read YAML 1.2 take it for text."""
-    config, _ = source.load(write(f"name: a\nimage: cpu\nenv: {{A: {word}}}\n"), [])
-    assert config.env["A"] == word
-    config, _ = source.load("gpt2.yaml", [source.parse_set(f"env.A={word}")])
-    assert config.env["A"] == word
 
 
 def test_a_secret_that_yaml_would_change_is_not_told(write: Write) -> None:
@@ -152,26 +155,10 @@ def test_a_secret_that_yaml_would_change_is_not_told(write: Write) -> None:
     assert "1234_5678" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("word", "value"),
-    [
-        ("'on'", "on"),
-        ('"0100"', "0100"),
-        ("True", True),
-        ("0x1f", 31),
-        ("-0", 0),
-        ("1.5e+3", 1500.0),
-    ],
-)
-def test_what_yaml_takes_as_it_looks_is_read(write: Write, word: str, value: object) -> None:
-    config, _ = source.load(write(f"name: a\nimage: cpu\nmegatron_args: {{a: {word}}}\n"), [])
-    assert config.megatron_args == {"a": value}
-
-
 def test_a_byte_order_mark_windows_lines_and_an_alias_are_read(tmp_path: Path) -> None:
     text = "name: a\r\nimage: cpu\r\nenv:\r\n  A: &a 1\r\n  B: *a\r\n"
     (tmp_path / "run.yaml").write_bytes(b"\xef\xbb\xbf" + text.encode())
-    config, origin = source.load(str(tmp_path / "run.yaml"), [])
+    config, origin = load(str(tmp_path / "run.yaml"))
     assert config.env == {"A": 1, "B": 1}
     assert origin.lines["env.B"] == 5
 
@@ -183,58 +170,48 @@ def test_of_many_faults_the_first_are_told(write: Write) -> None:
     assert told[-1].endswith("run.yaml: 30 more like these")
 
 
-@pytest.mark.parametrize(
-    ("line", "said"),
-    [
-        ("model: {num_layers: true}", "num_layers"),
-        ("training: {lr: fast}", "not a number"),
-        ("training: {lr: .nan}", "not a finite number"),
-        ("training: {micro_batch_size: some}", "neither a whole number above 0 nor auto"),
-        ("data: {path: [0.5, 0.5]}", "at least one path prefix"),
-        ("data: {path: []}", "neither a path prefix nor a list"),
-        ("gpus: device=", "isn't a request for GPUs"),
-        ("env: {A-B: x}", "a variable's name"),
-        ("megatron_args: {a: {b: c}}", "not text, a number, true or false"),
-        ("mounts: [{source: a, target: relative}]", "an absolute path"),
-        ("resources: {shm_size: 1g}", "no effect with ipc: host"),
-        ("resources: {user: root}", "auto, image or 1000:1000"),
-        ("nodes: {count: 2, rank: 2, master_addr: a}", "rank 2"),
-        ("program: ''", "program"),
-    ],
-)
-def test_a_wrong_value_gives_line_and_reason(write: Write, line: str, said: str) -> None:
-    told = refusal(write(f"name: a\nimage: cpu\n{line}\n"))
-    assert "run.yaml:3: " in told
-    assert said in told
+TIMES = ("24:00:00", "1:30", "-190:20:30", "1:30.5")
+"""`1:30` was 90, and was refused afterwards, though all who read YAML 1.2 take it for text."""
 
 
 @pytest.mark.parametrize(
-    ("line", "section", "key", "value"),
+    ("lines", "key", "value"),
     [
+        # a tag may stand without quotes, and a number without a dot
         *(
-            (f"image: {text}", "image", "tag", tag)
-            for text, tag in (("24.10", "24.10"), ("24.09", "24.09"), ("'24.10'", "24.10"))
+            (f"image: {text}", "image.tag", text.strip("'"))
+            for text in ("24.10", "24.09", "'24.10'")
         ),
-        ("image: site.example/megatron:9", "image", "name", "site.example/megatron:9"),
-        ("image: cpu\ntraining: {lr: 1e-4}", "training", "lr", 1e-4),
+        ("image: site.example/megatron:9", "image.name", "site.example/megatron:9"),
+        ("image: cpu\ntraining: {lr: 1e-4}", "training.lr", 1e-4),
+        *((f"image: cpu\nenv: {{A: {time}}}", "env", {"A": time}) for time in TIMES),
+        ("image: cpu\nmegatron_args: {a: 'on'}", "megatron_args", {"a": "on"}),
+        ('image: cpu\nmegatron_args: {a: "0100"}', "megatron_args", {"a": "0100"}),
+        ("image: cpu\nmegatron_args: {a: True}", "megatron_args", {"a": True}),
+        ("image: cpu\nmegatron_args: {a: 0x1f}", "megatron_args", {"a": 31}),
+        ("image: cpu\nmegatron_args: {a: -0}", "megatron_args", {"a": 0}),
+        ("image: cpu\nmegatron_args: {a: 1.5e+3}", "megatron_args", {"a": 1500.0}),
     ],
 )
 def test_values_are_read_as_they_are_meant(
-    write: Write, line: str, section: str, key: str, value: object
+    write: Write, lines: str, key: str, value: object
 ) -> None:
-    """A tag may stand without quotes, and a number without a dot."""
-    config, _ = source.load(write(f"name: a\n{line}\n"), [])
-    assert getattr(getattr(config, section), key) == value
+    config, _ = load(write(f"name: a\n{lines}\n"))
+    assert attrgetter(key)(config) == value
+
+
+def test_a_time_needs_no_quotes_behind_set_either() -> None:
+    assert [load("gpt2", f"env.A={time}")[0].env["A"] for time in TIMES] == [*TIMES]
 
 
 def test_an_override_reaches_below_the_short_form(write: Write) -> None:
     path = write('name: a\nimage: "24.10"\n')
-    config, _ = source.load(path, [source.parse_set("image.megatron=0.10.0")])
+    config, _ = load(path, "image.megatron=0.10.0")
     assert (config.image.tag, config.image.megatron) == ("24.10", "0.10.0")
     tagged = Override("--tag cpu", {"image.name": None, "image.tag": "cpu"})
     assert source.load(write("name: a\nimage: some/image\n"), [tagged])[0].image.tag == "cpu"
-    sets = [source.parse_set(f"training.seed={n}") for n in (1, 2)]  # the last wins
-    assert source.load(path, sets)[0].training.seed == 2
+    found = load(path, "training.seed=1", "training.seed=2")[0]  # the last wins
+    assert found.training.seed == 2
 
 
 @pytest.mark.parametrize(
@@ -249,7 +226,7 @@ def test_an_override_reaches_below_the_short_form(write: Write) -> None:
 def test_which_node_it_is_comes_from_the_environment_where_nothing_says_it(
     write: Write, text: str, environ: dict[str, str], nodes: tuple[int, str | None]
 ) -> None:
-    config, origin = source.numbered(*source.load(write(f"{MINIMAL}{text}\n"), []), environ)
+    config, origin = source.numbered(*load(write(f"{MINIMAL}{text}\n")), environ)
     assert (config.nodes.rank, config.nodes.master_addr) == nodes
     if nodes[0] and "PET_NODE_RANK" in environ:
         assert origin.place("nodes.rank") == "$PET_NODE_RANK: nodes.rank"
@@ -259,7 +236,7 @@ def test_which_node_it_is_comes_from_the_environment_where_nothing_says_it(
 def test_a_wrong_number_in_the_environment_is_told_with_its_variable(
     write: Write, rank: str
 ) -> None:
-    loaded = source.load(write(f"{MINIMAL}nodes: 2\n"), [])
+    loaded = load(write(f"{MINIMAL}nodes: 2\n"))
     with pytest.raises(UsageError, match=r"\$SLURM_NODEID: nodes"):
         source.numbered(*loaded, {"SLURM_NODEID": rank})
 
@@ -271,7 +248,7 @@ def test_a_set_that_is_no_key_and_value_is_refused(write: Write, argument: str) 
 
 def test_values_are_placed_by_file_line_or_argument(write: Write) -> None:
     path = write("name: a\nimage: cpu\nmodel:\n  num_layers: 2\n")
-    _, origin = source.load(path, [source.parse_set("training.lr=1.0")])
+    _, origin = load(path, "training.lr=1.0")
     assert origin.place("model.num_layers") == f"{path}:4: model.num_layers"
     assert origin.place("model.hidden_size") == f"{path}:3: model.hidden_size"
     assert origin.place("training.lr") == "--set training.lr=1.0: training.lr"
@@ -312,7 +289,7 @@ def judged(path: Path, raw: bytes) -> str:
     """What is said of a run file with these bytes, up to its plan; "" where nothing is wrong."""
     path.write_bytes(raw)
     try:
-        config, origin = source.load(str(path), [])
+        config, origin = load(str(path))
         facts = ImageFacts(draw_release(raw), True)
         plan_of(config, origin, facts, HOST, STAMP)
     except UsageError as error:
@@ -328,33 +305,25 @@ def draw_release(raw: bytes) -> str:
     return ("0.9.0", "0.16.1", "0.99.0")[len(raw) % 3]
 
 
-# Together 700 malformed files, each a message with its place and never another exception.
-THOROUGH = {"deadline": None, "suppress_health_check": list(HealthCheck)}
+WRONG_VALUES = st.dictionaries(KEYS, VALUES, max_size=6).map(lambda data: yaml.safe_dump(data))
+SPOILED = spoiled_characters().map(lambda text: text.encode(errors="surrogatepass"))
 
 
-@settings(**THOROUGH)
-@given(text=spoiled_characters())
-def test_a_preset_with_wrong_characters_has_a_place(tmp_path: Path, text: str) -> None:
-    judged(tmp_path / "run.yaml", text.encode(errors="surrogatepass"))
-
-
-@settings(**THOROUGH)
-@given(data=st.dictionaries(KEYS, VALUES, max_size=6))
-def test_a_file_of_wrong_values_has_a_place(tmp_path: Path, data: dict[str, object]) -> None:
-    judged(tmp_path / "run.yaml", yaml.safe_dump(data).encode())
-
-
-@settings(**THOROUGH)
-@given(raw=st.binary(max_size=60))
-def test_bytes_have_a_place(tmp_path: Path, raw: bytes) -> None:
+@settings(deadline=None, suppress_health_check=list(HealthCheck))
+@given(SPOILED, WRONG_VALUES, st.binary(max_size=60))
+def test_what_is_wrong_with_any_file_has_a_place(
+    tmp_path: Path, spoiled: bytes, values: str, raw: bytes
+) -> None:
+    """Of a preset, of wrong values and of any bytes: a message, and never another exception."""
+    judged(tmp_path / "run.yaml", spoiled)
+    judged(tmp_path / "run.yaml", values.encode())
     assert judged(tmp_path / "run.yaml", raw)
 
 
 @given(st.text())
 def test_no_set_argument_raises_anything_but_a_usage_error(argument: str) -> None:
     try:
-        override = source.parse_set(argument)
-        source.load("gpt2-tiny", [override])
+        load("gpt2-tiny", argument)
     except UsageError as error:
         assert str(error)
 
@@ -371,12 +340,12 @@ def test_the_help_of_run_imports_nothing_heavy() -> None:
 @pytest.mark.parametrize("name", source.LOCAL_RANKS)
 def test_a_second_launcher_of_a_node_is_refused(write: Write, name: str) -> None:
     """`srun --ntasks-per-node=8` started eight, of which seven said that a port was taken."""
-    loaded = source.load(write(f"{MINIMAL}nodes: 2\n"), [])
+    loaded = load(write(f"{MINIMAL}nodes: 2\n"))
     assert source.numbered(*loaded, {name: "0", "SLURM_NODEID": "1"})[0].nodes.rank == 1
     with pytest.raises(UsageError, match=rf"task 3 of its node \(.{name}\)") as caught:
         source.numbered(*loaded, {name: "3", "SLURM_NODEID": "1"})
     assert "--ntasks-per-node=1" in caught.value.remedy
-    alone = source.load(write(f"{MINIMAL}nodes: 1\n"), [])
+    alone = load(write(f"{MINIMAL}nodes: 1\n"))
     assert source.numbered(*alone, {name: "3"}) == alone
 
 
@@ -389,7 +358,7 @@ def test_a_file_is_laid_over_the_one_that_it_extends(
     file = tmp_path / "runs/mine.yaml"
     file.write_text("extends: base.yaml\nname: mine\nmodel:\n  num_layers: 4\n")
     monkeypatch.chdir(tmp_path)
-    config, origin = source.load("runs/mine.yaml", [source.parse_set("training.seed=7")])
+    config, origin = load("runs/mine.yaml", "training.seed=7")
     assert (config.name, config.gpus, config.model.num_layers) == ("mine", "2", 4)
     assert (config.training.lr, config.training.seed, config.model.hidden_size) == (0.5, 7, 64)
     assert origin.place("model.num_layers") == "runs/mine.yaml:4: model.num_layers"
@@ -415,5 +384,5 @@ def test_what_extends_wrongly_is_told_with_its_place(tmp_path: Path, text: str, 
     file = tmp_path / "run.yaml"
     file.write_text(text)
     with pytest.raises(UsageError, match=re.escape(told)) as refused:
-        source.load(str(file), [])
+        load(str(file))
     assert str(refused.value).startswith(f"{file}:")

@@ -20,6 +20,14 @@ NOW = datetime(2026, 1, 9, tzinfo=timezone.utc)
 XID = "node-1 | NVRM: Xid (PCI:0000:3b:00): 79, pid=1, GPU has fallen off the bus.\n"
 
 
+DISK = "OSError: [Errno 28] No space left on device\n"
+
+
+def gone(node: str, other: str, why: str = "it ended without a word") -> str:
+    """What a node writes of another one, by its number and host."""
+    return f"{node} | runner: node {other} has gone: {why}\n"
+
+
 def found(*megabytes: float) -> list[dict[str, object]]:
     """What a ring found: so many MB/s to each node from the one before, or nothing."""
     return [
@@ -47,15 +55,9 @@ def said(lines: list[str]) -> str:
             "",
             ("n2", "a GPU is broken"),
         ),
+        (gone("node-0", "2 (h)") + gone("node-1", "2 (h)"), "", ("n2", "it was lost")),
         (
-            "node-0 | runner: node 2 (h) has gone: it ended without a word\n"
-            "node-1 | runner: node 2 (h) has gone: it ended without a word\n",
-            "",
-            ("n2", "it was lost"),
-        ),
-        (
-            "node-0 | runner: node 1 (h) has gone: the link is cut\n"
-            "node-0 | runner: node 2 (h) has gone: the link is cut\n",
+            "".join(gone("node-0", f"{node} (h)", "the link is cut") for node in (1, 2)),
             "on node-0",
             ("n0", ""),
         ),
@@ -70,17 +72,12 @@ def said(lines: list[str]) -> str:
             "",
             ("n1", "its link is slow or broken"),
         ),
-        (
-            "node-0 | runner: node 1 (n2.cluster) has gone: it ended without a word\n",
-            "on node-0",
-            ("n2", "it was lost"),
-        ),
+        (gone("node-0", "1 (n2.cluster)"), "on node-0", ("n2", "it was lost")),
         (said(ring.broken(found(99, 0, 0))), "", ("n1", "its link is slow or broken")),
         (said(ring.slow(found(99, 2, 99))), "on node-0", ("n0", "")),
-        ("node-2 | OSError: [Errno 28] No space left on device\n", "", ("n2", "a disk is full")),
+        (f"node-2 | {DISK}", "", ("n2", "a disk is full")),
         (
-            "node-2 | OSError: [Errno 28] No space left on device\n"
-            "node-0 | OSError: [Errno 28] No space left on device\n",
+            f"node-2 | {DISK}node-0 | {DISK}",
             "node-2: rank 4 exited with code 1",
             ("n2", ""),
         ),
@@ -89,11 +86,7 @@ def said(lines: list[str]) -> str:
             "Slurm ended job 1",
             ("n2", "it was lost"),
         ),
-        (
-            "node-0 | runner: node 2 (h) has gone: it ended without a word\n",
-            "Slurm ended job 1: TIMEOUT",
-            ("", ""),
-        ),
+        (gone("node-0", "2 (h)"), "Slurm ended job 1: TIMEOUT", ("", "")),
         ("node-1 | AssertionError\n", "node-1: rank 3 exited with code 1", ("n1", "")),
     ],
 )
@@ -113,7 +106,7 @@ def test_a_run_that_was_stopped_blames_none() -> None:
 
 def failed(folder: Path, run: str, node: str, cause: str, days: float) -> None:
     """The record of a run that failed so many days ago."""
-    (folder / run).mkdir()
+    (folder / run).mkdir(parents=True)
     kept = {"run": run, "name": "a", "created": "", "backend": "slurm", "cwd": "", "file": ""}
     kept |= {"config": {}, "rest": [], "processes": 1}
     (folder / run / record.FILE).write_text(json.dumps(kept))
@@ -123,10 +116,9 @@ def failed(folder: Path, run: str, node: str, cause: str, days: float) -> None:
 
 
 def test_a_node_that_failed_twice_in_a_week_is_left_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    runs: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Once may be chance, long ago repaired, and a program's failure is on any node."""
-    monkeypatch.setenv("LAUNCHER_RUNS", str(tmp_path))
     for number, (node, cause, days) in enumerate(
         [
             *(("twice", "a GPU is broken", days) for days in (1, 6)),
@@ -134,7 +126,7 @@ def test_a_node_that_failed_twice_in_a_week_is_left_out(
             *(("program", "", days) for days in (1, 2, 3)),
         ]
     ):
-        failed(tmp_path, f"0a1b2c3{number}", node, cause, days)
+        failed(runs, f"0a1b2c3{number}", node, cause, days)
     assert nodes.left_out(Exclude(), NOW) == {"twice": ["a GPU is broken"] * 2}
     assert {*nodes.left_out(Exclude(failures=1), NOW)} == {"twice", "once"}
     assert {*nodes.left_out(Exclude(days=9), NOW)} == {"twice", "once"}

@@ -26,7 +26,8 @@ from launcher.runs.plan.plan import Plan
 from launcher.runs.records import owner, provenance, record
 from launcher.runs.records.record import Record
 from launcher.runs.runfile.config import RunConfig
-from launcher.runs.runfile.source import Origin, RunRequest
+from launcher.runs.runfile.source import RunRequest
+from tests.plans import request
 
 SECRETS = {
     "env": {"API_KEY": "se cret", "HF_TOKEN": None, "DEBUG": True, "LEVEL": 3},
@@ -36,9 +37,7 @@ PROXY = "http://user:se-cret@proxy:80"
 
 
 def asked(rest: tuple[str, ...] = (), **sections: Any) -> RunRequest:
-    values: dict[str, Any] = {"name": "a", "image": "cpu", "gpus": 0, "data": {"mock": True}}
-    config = RunConfig.model_validate(values | sections)
-    return RunRequest(config, Origin("run.yaml", {}, {}), "/home/user/work", rest)
+    return request("/home/user/work", rest, **{"data": {"mock": True}} | sections)
 
 
 @pytest.fixture
@@ -154,28 +153,25 @@ KNOWN = [("aa11", "gpt2"), ("aa22", "gpt2"), ("bb33", "other"), ("cc44", "aa11")
 
 
 @pytest.mark.parametrize(
-    ("text", "run"),
-    [("aa22", "aa22"), ("gpt2", "aa11"), ("b", "bb33"), ("other", "bb33"), ("aa11", "aa11")],
-)
-def test_a_run_is_named_by_id_beginning_or_name(text: str, run: str) -> None:
-    assert record.match(text, KNOWN, "") == run
-
-
-@pytest.mark.parametrize(
     ("text", "known", "said"),
     [
+        *((text, KNOWN, text) for text in ("aa22", "aa11")),
+        *(("gpt2", KNOWN, "aa11"), ("b", KNOWN, "bb33"), ("other", KNOWN, "bb33")),
         ("aa", KNOWN, "'aa' begins several runs: aa11, aa22"),
         ("", KNOWN, "no run ''"),
-        ("zz", KNOWN, "no run 'zz'\n  Known: aa11 .gpt2., aa22 .gpt2., bb33"),
+        ("zz", KNOWN, "no run 'zz'\n  Known: aa11 (gpt2), aa22 (gpt2), bb33"),
         ("zz", [], "no run 'zz'\n  None was started yet"),
     ],
 )
-def test_what_names_none_or_several_is_refused(
+def test_a_run_is_named_by_id_beginning_or_name(
     text: str, known: list[tuple[str, str]], said: str
 ) -> None:
-    with pytest.raises(UsageError) as caught:
-        record.match(text, known, "None was started yet.")
-    assert str(caught.value).replace("(", ".").replace(")", ".").startswith(said)
+    try:
+        found = record.match(text, known, "None was started yet.")
+    except UsageError as error:
+        assert str(error).startswith(said)
+    else:
+        assert found == said
 
 
 def test_a_folder_that_cannot_be_written_to_is_told_with_the_way_out(
@@ -203,8 +199,7 @@ def made(tmp_path: Path, plan: Callable[..., Plan]) -> Callable[..., dict[str, A
             Mount(str(tmp_path), "/work", False, "resources.workdir"),
         )
         started = replace(plan("gpt2-tiny.yaml"), mounts=mounts)
-        values = {"name": "a", "image": "cpu", "gpus": 0, "env": {"API_KEY": "se cret"}}
-        asked = RunRequest(RunConfig.model_validate(values), Origin("a", {}, {}), str(tmp_path))
+        asked = request(str(tmp_path), env={"API_KEY": "se cret"})
         cards = tuple(Gpu(n, "", name, 0, 0, None, "550") for n, name in enumerate(gpus))
         return provenance.facts_of(started, asked, BACKEND, Machine(gpus=cards))
 
@@ -263,9 +258,7 @@ def test_a_checkout_that_git_refuses_and_a_file_that_only_the_run_may_read_are_n
     (told,) = made()["files"].values()
     assert sorted(told) == ["modified", "size"]
     (tmp_path / "checkout/.git").mkdir(parents=True)  # a broken one
-    values = {"name": "a", "image": "cpu", "source": "checkout"}
-    asked = RunRequest(RunConfig.model_validate(values), Origin("a", {}, {}), str(tmp_path))
-    assert provenance._revision(asked) == "unversioned"
+    assert provenance._revision(request(str(tmp_path), source="checkout")) == "unversioned"
 
 
 def test_a_small_file_is_known_by_its_content_and_a_large_one_by_size_and_time(
@@ -292,36 +285,31 @@ with owner.following("0a1b2c3d") as mine:
 """
 
 
-@pytest.fixture
-def run(runs: Path) -> str:
-    """A run with a folder for its record."""
-    (runs / "0a1b2c3d").mkdir(parents=True)
-    return "0a1b2c3d"
-
-
-def test_the_first_of_two_owns_the_run_until_it_is_killed(run: str) -> None:
+def test_the_first_of_two_owns_the_run_until_it_is_killed(kept: Path) -> None:
     pipe = subprocess.PIPE
     with subprocess.Popen(
         [sys.executable, "-c", HOLDER], cwd=ROOT, stdin=pipe, stdout=pipe, text=True
     ) as holder:
         assert holder.stdout
         assert holder.stdout.readline() == "True\n"
-        with owner.following(run) as mine:
+        with owner.following(kept.name) as mine:
             assert not mine
         with owner.following("ffffffff") as mine:  # a run without a record
             assert mine
-        assert owner.stop_in_pause(run)
-        assert owner.asked_to_stop(run)
+        assert owner.stop_in_pause(kept.name)
+        assert owner.asked_to_stop(kept.name)
         holder.kill()
         holder.wait()
-        with owner.following(run) as mine:
+        with owner.following(kept.name) as mine:
             assert mine
     (owner.settings().runs / "0b1b2c3d").mkdir()
     assert not owner.stop_in_pause("0b1b2c3d")  # nobody waits there
     assert not owner.asked_to_stop("0b1b2c3d")
 
 
-def test_one_that_starts_keeps_the_next_waiting(run: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_that_starts_keeps_the_next_waiting(
+    kept: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(owner, "PATIENCE", 0.2)
     began = []
     with owner.alone():

@@ -32,6 +32,7 @@ from launcher.runs.records.metrics import Found, MemoryUse, TrainingStep, Valida
 from launcher.runs.records.record import METRICS, Record
 from launcher.runs.records.throughput import Rates
 from launcher.runs.runfile.config import RunConfig
+from tests.runs.conftest import FakeJob
 
 
 def config(**sections: Any) -> RunConfig:
@@ -144,19 +145,13 @@ def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def job(run: str, ended: ExitStatus | None = None, state: str = "running") -> Any:
-    return SimpleNamespace(run=run, ended=lambda: ended, state=lambda: state)
-
-
-def lost(run: str) -> Any:
-    def ended() -> None:
-        raise ConnectionLost("gone")
-
-    return SimpleNamespace(run=run, ended=ended)
+def job(run: str, **more: Any) -> Any:
+    return FakeJob(run=run, **more)
 
 
 def known() -> list[runs.RunSummary]:
-    return runs.known([job(IDS[0]), job(IDS[3], ExitStatus(0)), lost(IDS[3])])
+    lost = job(IDS[3], end=ConnectionLost("gone"))
+    return runs.known([job(IDS[0]), job(IDS[3], over=True), lost])
 
 
 def test_each_run_has_its_state_its_code_and_its_last_step(kept: Path) -> None:
@@ -195,7 +190,7 @@ def test_what_is_pruned_has_ended_and_is_none_of_the_newest(kept: Path) -> None:
     assert runs.to_prune(known(), runs.Filter(states=("running",)), 0) == []
     assert runs.to_prune(known(), runs.Filter(states=("failed",)), 1) == []
     assert [run.run for run in runs.to_prune(known(), runs.Filter(name="demo"), 1)] == [IDS[2]]
-    (paused, *_) = runs.known([job(IDS[0], state="paused")])
+    (paused, *_) = runs.known([job(IDS[0], doing="paused")])
     assert paused.state == "paused"
     assert paused not in runs.to_prune([paused], runs.Filter(), 0)
     unknown = runs.Filter(states=("unknown",))  # it may go on
@@ -205,33 +200,13 @@ def test_what_is_pruned_has_ended_and_is_none_of_the_newest(kept: Path) -> None:
     assert [run.run for run in runs.to_prune(known(), runs.Filter(), 0)] == [IDS[1]]
 
 
-def test_a_list_of_many_looks_up_the_settings_once(
+def test_a_list_reads_little_of_large_files_and_looks_up_the_settings_once(
     kept: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """5,000 records took 10.8 s of CPU: each looked five times for the folder that all lie in."""
-    looked, parsed = list[int](), list[int]()
-    found, load = settings(), json.loads
+    """5,000 records took 10.8 s of CPU: each looked five times for the folder that all lie in.
 
-    def lookup() -> Settings:
-        looked.append(1)
-        return found
-
-    def loads(text: bytes) -> Any:
-        parsed.append(len(text))
-        return load(text)
-
-    monkeypatch.setattr(record, "settings", lookup)
-    monkeypatch.setattr(runs, "settings", lookup)
-    monkeypatch.setattr(json, "loads", loads)
-    step = json.dumps({"kind": "step", "iteration": 9, "loss": 1.0}) + "\n"
-    (kept / IDS[1] / record.METRICS).write_text(step * 1000)
-    assert known()[1].iteration == 9
-    assert len(looked) == 2
-    assert len(parsed) < 20
-
-
-def test_a_list_reads_little_of_large_files(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """5,000 records took 2 s of CPU: all facts were parsed for a name, 64 KiB for one step."""
+    All facts were parsed for a name, and 64 KiB for one step.
+    """
     step = json.dumps({"kind": "step", "iteration": 9, "loss": 1.0}) + "\n"
     facts = {
         "host": {"name": '\n "image": {\n  "name": "x"'},
@@ -240,12 +215,16 @@ def test_a_list_reads_little_of_large_files(kept: Path, monkeypatch: pytest.Monk
     for run in IDS:
         record.put(run, record.FACTS, facts | {"config": ["x"] * 100_000})
         (kept / run / record.METRICS).write_text(step * 10_000)
-    parsed, load = list[int](), json.loads
+    looked, parsed = list[Settings](), list[int]()
+    usual, load = settings(), json.loads
+    for module in (record, runs):
+        monkeypatch.setattr(module, "settings", lambda: (looked.append(usual), usual)[1])
     monkeypatch.setattr(json, "loads", lambda text: (parsed.append(len(text)), load(text))[1])
     before = bytes_read()
     found = known()
     assert bytes_read() - before < len(IDS) * 20_000
     assert sum(parsed) < len(IDS) * 1_000
+    assert len(looked) == 2
     assert {(run.image, run.iteration) for run in found} == {('a"é', 9)}
 
 
@@ -361,7 +340,7 @@ def test_a_run_that_nobody_followed_is_listed_with_what_shows_its_end(
     kept: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """It was unknown, with nothing to do about it, though ps knew the exit code."""
-    known = [(None, job(run, ExitStatus(137), "exited")) for run in IDS[1:]]
+    known = [(None, job(run, end=ExitStatus(137), over=True, doing="exited")) for run in IDS[1:]]
     monkeypatch.setattr("launcher.runs.follow.find.everywhere", lambda: (known, []))
     assert main(["runs"]) == 0
     assert [line for line in capfd.readouterr().err.splitlines() if "attach" in line] == [

@@ -7,17 +7,11 @@ from typing import Any
 
 import pytest
 
-from launcher.runs.plan.model import ModelShape
 from launcher.runs.records.throughput import StepWork, peak, rates, step_of
 from tests.plans import Planner
+from tests.runs.plan.test_model import GPT2 as SHAPE
 
-GPT2 = StepWork(
-    ModelShape(
-        layers=12, hidden=768, ffn=3072, heads=12, groups=12, head=64, sequence=512,
-        vocabulary=50304,
-    ),
-    batch=16, world=1, precision="bf16",
-)  # fmt: skip
+GPT2 = StepWork(SHAPE, batch=16, world=1, precision="bf16")
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from launcher import cli
-from launcher.tools.forecast import ask, costs, facts, receipt, site
+from launcher.tools.forecast import ask, facts, receipt, site, timing
 from launcher.tools.forecast.forecast import Hardware, forecast
 from tests.tools.forecast.records import H100, MadeUpRun
 
@@ -75,7 +75,7 @@ def test_other_work_is_scaled_by_what_ran_here(folder: Path) -> None:
         known.append(fact)
     asked = facts.of_run(MadeUpRun("bbbb0001").attempt(0, 0, 200).keep(folder))
     assert asked
-    published = costs.step(asked.work, rates(asked.work.precision))
+    published = timing.step(asked.work, rates(asked.work.precision))
     found = site.step(asked.work, rates(asked.work.precision), known)
     assert published
     assert found
@@ -84,8 +84,8 @@ def test_other_work_is_scaled_by_what_ran_here(folder: Path) -> None:
     assert found.least <= 160 <= found.most
 
 
-def rates(precision: str) -> costs.GpuRates:
-    found = costs.published(H100, precision)
+def rates(precision: str) -> timing.GpuRates:
+    found = timing.published(H100, precision)
     assert found
     return found
 
@@ -97,7 +97,7 @@ def test_on_the_cpu_a_step_by_one_other_run_is_less_sure(folder: Path) -> None:
     for on_cpu, times in ((False, 2), (True, 4)):
         work = replace(fact.work, on_cpu=on_cpu)
         wider = replace(work, options=work.options | {"hidden_size": 1536})
-        rates = None if on_cpu else costs.published(H100, "bf16")
+        rates = None if on_cpu else timing.published(H100, "bf16")
         step = site.step(wider, rates, [replace(fact, work=work)])
         assert step
         assert f"it may be {times} times off" in step.source
@@ -180,7 +180,7 @@ def test_links_on_the_cpu_are_those_that_were_measured(folder: Path) -> None:
     two = replace(fact.work, on_cpu=True)
     one = replace(two, where=replace(two.where, world=1))
     fast, slow = (
-        site.step(one, None, [replace(fact, work=two, links={costs.MACHINE: rate})])
+        site.step(one, None, [replace(fact, work=two, links={timing.MACHINE: rate})])
         for rate in (1.0, 1e-4)
     )
     assert fast

@@ -15,7 +15,7 @@ from launcher.runs.checks.memory import MemoryEstimate
 from launcher.runs.plan import layout
 from launcher.runs.plan.render import values_of
 from launcher.runs.runfile import source
-from launcher.tools.forecast import costs, site
+from launcher.tools.forecast import site, timing
 from launcher.tools.forecast.work import KERNELS, Work
 from tests.tools.forecast.test_published import OF_EXPERTS, STEPS, of_experts
 
@@ -37,10 +37,10 @@ def work(run: dict[str, Any]) -> Work:
     return Work(config.program, values_of(config, where), where, 1, False, kernels)
 
 
-def cost(run: dict[str, Any]) -> costs.StepCost:
+def cost(run: dict[str, Any]) -> timing.StepCost:
     done = work(run)
-    card = costs.published(run["card"], done.precision)
-    found = card and costs.step(done, card)
+    card = timing.published(run["card"], done.precision)
+    found = card and timing.step(done, card)
     assert found
     return found
 
@@ -54,13 +54,14 @@ def test_ranges_are_as_wide_as_forecasts_were_off() -> None:
     """A range that is narrower promises too much, and one that is wider says nothing."""
     off = defaultdict[tuple[float, float], list[float]](list)
     for run in RUNS:
-        off[costs.OFF[costs.kind(work(run), cost(run))]] += ratios(run)
+        off[timing.OFF[timing.kind(work(run), cost(run))]] += ratios(run)
     for _, step, ms in STEPS:
-        if f"{costs.OFF[costs.BUSY][0]:.2f}" in step.source:
-            off[costs.OFF[costs.BUSY]].append(step.ms / ms)
-    off[costs.OFF[costs.BUSY_EXPERTS]] += [found.ms / ms for found, ms in map(of_experts, ROWS)]
-    off[costs.OFF[costs.BUSY_EXPERTS]].append(costs.OFF[costs.BUSY][1])  # as dense models' at best
-    assert {*off} == {*costs.OFF.values()}
+        if f"{timing.OFF[timing.BUSY][0]:.2f}" in step.source:
+            off[timing.OFF[timing.BUSY]].append(step.ms / ms)
+    off[timing.OFF[timing.BUSY_EXPERTS]] += [found.ms / ms for found, ms in map(of_experts, ROWS)]
+    as_dense_models = timing.OFF[timing.BUSY][1]  # at best
+    off[timing.OFF[timing.BUSY_EXPERTS]].append(as_dense_models)
+    assert {*off} == {*timing.OFF.values()}
     for (least, most), found in off.items():
         assert least <= min(found) <= least + 0.06
         assert most - 0.06 <= max(found) <= most
@@ -82,7 +83,7 @@ def test_a_short_run_on_text_is_routed_unevenly(name: str) -> None:
     """It took 1.8 times the forecast by even routing; a long one, or mock data, is even."""
     run = next(run for run in RUNS if run["name"] == name)
     short = work(run)
-    card = costs.published(run["card"], short.precision)
+    card = timing.published(run["card"], short.precision)
     found = site.step(short, card, [])
     assert found
     assert found.cost
@@ -119,7 +120,7 @@ def test_the_busiest_rank_where_all_tokens_choose_the_same_experts(
     done = work(next(run for run in RUNS if run["name"].startswith("mixtral")))
     both = {**done.options, **options}
     done = replace(done, options={key: value for key, value in both.items() if value is not None})
-    assert costs.mean_load(done) == pytest.approx(load, abs=0.001)
+    assert timing.mean_load(done) == pytest.approx(load, abs=0.001)
 
 
 @pytest.mark.parametrize(
@@ -139,7 +140,7 @@ def test_the_busiest_rank_has_so_many_times_as_many_rows(
     done = work(run)
     both = {**done.options, **options}
     done = replace(done, options={key: value for key, value in both.items() if value is not None})
-    assert costs.highest_load(done) == load
+    assert timing.highest_load(done) == load
 
 
 LAID = {False: 10, True: 14}

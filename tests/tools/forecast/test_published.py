@@ -13,7 +13,7 @@ import yaml
 from launcher.runs.plan import layout
 from launcher.runs.plan.render import values_of
 from launcher.runs.runfile.config import RunConfig
-from launcher.tools.forecast import costs, site
+from launcher.tools.forecast import site, timing
 from launcher.tools.forecast.work import Work
 
 *TABLES, OF_EXPERTS = yaml.safe_load(
@@ -72,7 +72,7 @@ def steps() -> Iterator[tuple[str, site.StepTime, float]]:
     for table in TABLES:
         for row in table["rows"]:
             done = fitting(table, row)
-            rates = costs.published(table["card"], done.precision)
+            rates = timing.published(table["card"], done.precision)
             found = site.step(done, rates, [])
             assert found
             assert done.shape
@@ -97,11 +97,11 @@ def test_a_published_run_is_in_the_forecasts_range(found: site.StepTime, ms: flo
 def test_a_card_that_nobody_published_runs_of_has_a_wider_range(card: str, wider: bool) -> None:
     """Any card's was as narrow as an H100's, where the host keeps up."""
     done = fitting(TABLES[1], TABLES[1]["rows"][0])
-    rates = costs.published(card, done.precision)
+    rates = timing.published(card, done.precision)
     found = site.step(done, rates, [])
     assert found
     assert found.cost
-    assert costs.kind(done, found.cost) == costs.BUSY
+    assert timing.kind(done, found.cost) == timing.BUSY
     assert ("a prediction" in found.source) is wider
 
 
@@ -139,7 +139,7 @@ def of_experts(row: list[Any]) -> tuple[site.StepTime, float]:
     })  # fmt: skip
     where = layout.layout(config, 8)
     done = Work(config.program, values_of(config, where), where, gpus // 8, False, True)
-    found = site.step(done, costs.published(card, done.precision), [])
+    found = site.step(done, timing.published(card, done.precision), [])
     assert found
     return found, 1000 * batch * length / gpus / rate
 
@@ -151,6 +151,6 @@ def test_published_experts_are_in_the_forecasts_range(row: list[Any]) -> None:
     found, ms = of_experts(row)
     assert found.cost
     assert found.least <= ms <= found.most - found.cost.worst
-    least, most = costs.OFF[costs.BUSY_EXPERTS]
+    least, most = timing.OFF[timing.BUSY_EXPERTS]
     assert least <= found.ms / ms <= most
     assert "a prediction" not in found.source

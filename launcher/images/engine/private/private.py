@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 from launcher.base import files, owned
 from launcher.base.errors import EngineError
+from launcher.base.files import closing_handle, open_own
 from launcher.base.trust import require_trusted
 from launcher.images.engine.private import packages, supervisor
 
@@ -33,6 +34,9 @@ IPTABLES = ("iptables", "iptables-nft")
 
 SOCKETS = re.compile(r"launchpad-[a-z0-9_]{8}")
 """The name of a folder for what ends with an engine, as `tempfile.mkdtemp` makes it."""
+
+ALIVE = "alive"
+"""A file among them, locked until the engine's first process has ended."""
 
 START_WITHIN = 60.0
 HELLO_WITHIN = 10.0
@@ -116,7 +120,7 @@ def unsupported() -> str:
 @contextmanager
 def _lock(path: Path, say: Say, waiting_for: str) -> Iterator[int]:
     """Hold the lock `path`; a child that inherits its descriptor holds it too, beyond our end."""
-    handle = files.open_own(path, os.O_RDWR | os.O_CREAT, 0o644)
+    handle = open_own(path, os.O_RDWR | os.O_CREAT, 0o644)
     try:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -176,10 +180,23 @@ def _start(folder: Path, say: Say) -> tuple[EnginePlace, socket.socket]:
         crashed = _recorded(folder)
         if crashed:
             _clean(crashed)
+        _sweep()
         try:
             return _start_with(folder, [], lock)
         except _EndedEarlyError:
             return _start_with(folder, ["--bridge=none"], lock)  # a kernel without bridges
+
+
+def _sweep() -> None:
+    """Remove what engines of any folder left whose last user was killed: their lock can be had.
+
+    An older launcher's engine has no such lock.
+    """
+    for sockets in filter(lambda path: SOCKETS.fullmatch(path.name), _short_folder().iterdir()):
+        with suppress(OSError), closing_handle(open_own(sockets / ALIVE, os.O_RDWR)) as alive:
+            old = time.time() - sockets.stat().st_mtime > START_WITHIN
+            if old and owned.is_ours(sockets) and files.try_lock(alive):
+                _clean(EnginePlace(sockets, sockets))
 
 
 def _link_iptables(programs: Path) -> None:
@@ -198,7 +215,9 @@ def _start_with(folder: Path, options: list[str], lock: int) -> tuple[EnginePlac
         files.write(folder / "sockets", str(place.sockets))
         (place.sockets / "packages").symlink_to(place.packages)
         files.write(place.settings, "{}")  # not the settings of the system's engine
-        process = _spawn(place, options, lock)
+        with closing_handle(open_own(place.sockets / ALIVE, os.O_RDWR | os.O_CREAT)) as alive:
+            files.try_lock(alive)
+            process = _spawn(place, options, [lock, alive])
         return place, _wait_until_up(place, process)
     except BaseException:
         if process:
@@ -212,7 +231,7 @@ def _short_folder() -> Path:
     return Path("/run" if os.access("/run", os.W_OK) else tempfile.gettempdir())
 
 
-def _spawn(place: EnginePlace, options: list[str], lock: int) -> subprocess.Popen[bytes]:
+def _spawn(place: EnginePlace, options: list[str], locks: list[int]) -> subprocess.Popen[bytes]:
     """The engine's first process, in namespaces of its own.
 
     Processes: the kernel ends all of them with the first one, so none can be left over.
@@ -222,14 +241,14 @@ def _spawn(place: EnginePlace, options: list[str], lock: int) -> subprocess.Pope
     namespaces = ["--pid", "--fork", "--kill-child", "--mount-proc", "--net", "--mount"]
     argv = ["unshare", *namespaces, "--propagation", "slave", sys.executable, "-I"]
     argv += [str(supervisor.__file__), str(place.control), *_engine_argv(place), *options]
-    with open(files.open_own(place.log, LOG), "wb") as log:
+    with open(open_own(place.log, LOG), "wb") as log:
         return subprocess.Popen(
             argv,
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
             env=packages.environment(place.packages),
-            pass_fds=[lock],  # held until the last process has gone
+            pass_fds=locks,  # held until the last process has gone
             start_new_session=True,  # Ctrl-C is for the launcher, which then leaves in order
         )
 
@@ -294,7 +313,7 @@ def _leave(place: EnginePlace, connection: socket.socket) -> None:
 
 def _wait_for_end(place: EnginePlace) -> None:
     """Wait until the engine's last process has gone, or another engine took the folder over."""
-    lock = files.open_own(place.folder / "engine.lock", os.O_RDWR | os.O_CREAT)
+    lock = open_own(place.folder / "engine.lock", os.O_RDWR | os.O_CREAT)
     try:
         for _ in range(200):
             try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
@@ -11,8 +10,7 @@ import shutil
 import subprocess
 import tarfile
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -120,7 +118,8 @@ def debian_base(
 def make_layer(cache: Path, say: Say) -> None:
     """Make the layer of the usual base in `cache`, for `debian_base`. Raises EngineError."""
     recipe = _recipe(STANDIN_EPOCH)
-    with _alone(cache):
+    cache.mkdir(parents=True, exist_ok=True)
+    with files.folder_lock(cache):
         if not (cache / recipe.file).exists():
             _layer(cache, recipe, say)
 
@@ -147,21 +146,10 @@ def _architecture() -> str:
     return subprocess.run(argv, capture_output=True, text=True, check=True).stdout.strip()
 
 
-@contextmanager
-def _alone(cache: Path) -> Iterator[None]:
-    """Wait until no other launcher makes a base in `cache`."""
-    cache.mkdir(parents=True, exist_ok=True)
-    handle = os.open(cache, os.O_RDONLY)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(handle)
-
-
 def _make(made: Path, recipe: BaseRecipe, say: Say) -> None:
     """Write the archive `made`; nothing half-made is left under that name."""
-    with _alone(made.parent):
+    made.parent.mkdir(parents=True, exist_ok=True)
+    with files.folder_lock(made.parent):
         if made.exists():
             return
         from launcher.images.oci.settle import write_image
@@ -208,7 +196,9 @@ def _bootstrap(layer: Path, recipe: BaseRecipe, cache: Path, say: Say) -> None:
     options += [f"--hook-dir={hooks}", f"--customize-hook={forget}"]
     options += [f"--include={','.join(recipe.packages)}"]
     options += ["--skip=check/qemu"]  # it takes arch-test; what can't be run fails in plain words
-    argv = ["mmdebstrap", *options, *_keyring(cache), recipe.suite, str(layer)]
+    able = subprocess.run(["unshare", "--mount", "true"], capture_output=True).returncode == 0
+    alone = ["unshare", "--mount"] if able else []  # what it mounts goes with it, however it ends
+    argv = [*alone, "mmdebstrap", *options, *_keyring(cache), recipe.suite, str(layer)]
     env = _environment(root, recipe.epoch)
     code, last = _told([*argv, *_sources(recipe.suite)], env, say)
     if code:

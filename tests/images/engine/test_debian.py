@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,9 +19,10 @@ from launcher.base import files, owned
 from launcher.base.errors import EngineError
 from launcher.base.settings import ROOT
 from launcher.images.engine import connect
-from launcher.images.engine.private import base, packages, private
+from launcher.images.engine.private import debian, packages, private
 from launcher.images.matrix.load import load_matrix
 from launcher.tools.demo import TAGS
+from tests.e2e.site import program
 from tests.images.carry.conftest import Engine
 from tools import demo
 
@@ -30,13 +32,13 @@ EPOCH = 1_730_000_000
 @pytest.fixture
 def client(monkeypatch: pytest.MonkeyPatch) -> Engine:
     """An engine without images, on a machine where mmdebstrap's part is stood in for."""
-    monkeypatch.setattr(base, "_architecture", lambda: "amd64")
-    monkeypatch.setattr(base.os, "geteuid", lambda: 0)
-    monkeypatch.setattr(base, "_bootstrap", write_layer)
+    monkeypatch.setattr(debian, "_architecture", lambda: "amd64")
+    monkeypatch.setattr(debian.os, "geteuid", lambda: 0)
+    monkeypatch.setattr(debian, "_bootstrap", write_layer)
     return Engine()
 
 
-def write_layer(layer: Path, recipe: base.BaseRecipe, cache: Path, say: base.Say) -> None:
+def write_layer(layer: Path, recipe: debian.BaseRecipe, cache: Path, say: debian.Say) -> None:
     with tarfile.open(layer, "w") as tar:
         tar.addfile(tarfile.TarInfo(f"./{recipe.suite}"))
 
@@ -45,19 +47,19 @@ def test_made_once_then_taken_from_the_engine_then_from_the_cache(
     client: Engine, tmp_path: Path
 ) -> None:
     said: list[str] = []
-    first = base.debian_base(client, "base:x", EPOCH, cache=tmp_path, say=said.append)
-    assert base.debian_base(client, "base:x", EPOCH, cache=tmp_path) == first
+    first = debian.debian_base(client, "base:x", EPOCH, cache=tmp_path, say=said.append)
+    assert debian.debian_base(client, "base:x", EPOCH, cache=tmp_path) == first
     assert (client.loads, len(said)) == (1, 1)
     client.images.clear()
-    assert base.debian_base(client, "other:y", EPOCH, cache=tmp_path, say=said.append) == first
+    assert debian.debian_base(client, "other:y", EPOCH, cache=tmp_path, say=said.append) == first
     assert (client.loads, len(said)) == (2, 1)
     assert [path.suffix for path in tmp_path.iterdir()] == [".tar"]
 
 
 def test_without_an_engine_the_archive_is_made(client: Engine, tmp_path: Path) -> None:
     """It had to wait for an engine that was still being unpacked."""
-    assert base.debian_base(None, "", EPOCH, cache=tmp_path) == ""
-    assert base.debian_base(client, "base:x", EPOCH, cache=tmp_path, say=pytest.fail)
+    assert debian.debian_base(None, "", EPOCH, cache=tmp_path) == ""
+    assert debian.debian_base(client, "base:x", EPOCH, cache=tmp_path, say=pytest.fail)
     assert client.loads == 1
 
 
@@ -65,12 +67,12 @@ def test_the_layer_is_made_before_there_is_a_venv(
     client: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`make demo` made it after .venv, 14 s later."""
-    base.make_layer(tmp_path, print)
-    monkeypatch.setattr(base, "_bootstrap", None)
-    base.make_layer(tmp_path, pytest.fail)
+    debian.make_layer(tmp_path, print)
+    monkeypatch.setattr(debian, "_bootstrap", None)
+    debian.make_layer(tmp_path, pytest.fail)
     python = load_matrix().rows[TAGS[-1]].python  # of the base that the demo makes first
-    assert base.debian_base(client, "base:x", base.STANDIN_EPOCH, python, cache=tmp_path)
-    base.make_layer(tmp_path, pytest.fail)
+    assert debian.debian_base(client, "base:x", debian.STANDIN_EPOCH, python, cache=tmp_path)
+    debian.make_layer(tmp_path, pytest.fail)
     assert [path.suffix for path in tmp_path.iterdir()] == [".tar"]
 
 
@@ -111,8 +113,7 @@ def test_a_demo_that_is_stopped_tidies_up(
     send: Callable[[int, int], None], signum: str, tmp_path: Path
 ) -> None:
     """It was killed 0.25 s after Ctrl-C, and went on after SIGTERM."""
-    (tmp_path / "python").write_text(TIDIES)
-    (tmp_path / "python").chmod(0o755)
+    program(tmp_path / "python", TIDIES)
     command = [sys.executable, "-c", STOPPED_DEMO, str(tmp_path / "python")]
     with subprocess.Popen(
         command, cwd=ROOT, stdout=subprocess.PIPE, text=True, start_new_session=True
@@ -155,7 +156,7 @@ def test_the_demo_makes_a_base_beside_venv_where_nothing_else_gives_one(
 
 def test_dpkg_flushes_no_file_and_keeps_its_defaults(client: Engine) -> None:
     """dpkg --force-help marks these two; 1,476 files took 6.6 s in place of 3.1."""
-    forced = base._environment(Path("/"), EPOCH)["DPKG_FORCE"].split(",")
+    forced = debian._environment(Path("/"), EPOCH)["DPKG_FORCE"].split(",")
     assert {"security-mac", "downgrade", "unsafe-io"} == {*forced}
 
 
@@ -164,26 +165,26 @@ def test_the_engine_s_own_id_of_it_is_taken(client: Engine, tmp_path: Path) -> N
     other = client.add("other:1", [b"other"])
     told = [{"stream": f"Loaded image ID: {other.id}"}]
     client.api.load_image = lambda chunks, quiet: iter(told)
-    assert base.debian_base(client, "base:x", EPOCH, cache=tmp_path) == other.id
+    assert debian.debian_base(client, "base:x", EPOCH, cache=tmp_path) == other.id
     assert "base:x" in other.names
 
 
 def test_a_damaged_one_in_the_cache_is_told(client: Engine, tmp_path: Path) -> None:
-    base.debian_base(client, "base:x", EPOCH, cache=tmp_path)
+    debian.debian_base(client, "base:x", EPOCH, cache=tmp_path)
     client.images.clear()
     (made,) = tmp_path.iterdir()
     whole = made.read_bytes()
     for damaged in (b"", whole[:700], whole.replace(b".json", b".jsom", 1)):
         made.write_bytes(damaged)
         with pytest.raises(EngineError, match="the engine doesn't take it") as caught:
-            base.debian_base(client, "base:x", EPOCH, cache=tmp_path)
+            debian.debian_base(client, "base:x", EPOCH, cache=tmp_path)
         assert str(made) in caught.value.problem
         assert "Remove it" in caught.value.remedy
 
 
 def test_an_image_of_another_recipe_is_not_taken(client: Engine, tmp_path: Path) -> None:
-    foreign = client.add("base:x", [b"other"], **{base.STANDIN: "debian-bookworm"})
-    made = base.debian_base(client, "base:x", EPOCH, cache=tmp_path)
+    foreign = client.add("base:x", [b"other"], **{debian.STANDIN: "debian-bookworm"})
+    made = debian.debian_base(client, "base:x", EPOCH, cache=tmp_path)
     assert made != foreign.id
     assert client.find("base:x").id == made
 
@@ -195,30 +196,60 @@ def test_nothing_half_made_is_left(
         layer.write_bytes(b"half")
         raise EngineError("mmdebstrap failed")
 
-    monkeypatch.setattr(base, "_bootstrap", fail)
+    monkeypatch.setattr(debian, "_bootstrap", fail)
     with pytest.raises(EngineError, match="mmdebstrap failed"):
-        base.debian_base(client, "base:x", EPOCH, cache=tmp_path)
+        debian.debian_base(client, "base:x", EPOCH, cache=tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
+KILLED = """#!/bin/sh
+mkdir "$TMPDIR/root" && mount -t tmpfs none "$TMPDIR/root" && touch "$TMPDIR/root/mounted" || exit
+grep -q " $TMPDIR/root " /proc/mounts && echo mounted >&2
+kill -9 $$
+"""
+
+
+@pytest.mark.skipif(
+    bool(subprocess.run(["unshare", "--mount", "true"], capture_output=True).returncode),
+    reason="no namespaces of mounts",
+)
+def test_a_killed_mmdebstrap_leaves_no_mounts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They stayed in /tmp for good. A stand-in mounts here what mmdebstrap would."""
+    (tmp_path / "mmdebstrap").write_text(KILLED)
+    (tmp_path / "mmdebstrap").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}", prepend=os.pathsep)
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    recipe = debian.BaseRecipe("bookworm", "amd64", 1, (), (), ())
+    for asks_apt in ("_sources", "_proxies"):
+        monkeypatch.setattr(debian, asks_apt, lambda *_: {})
+    with pytest.raises(EngineError, match=r"code -9:\n  \| mounted\n"):
+        debian._bootstrap(tmp_path / "layer.tar", recipe, tmp_path, pytest.fail)
+    left = os.path.ismount(tmp_path / "root")
+    if left:
+        subprocess.run(["umount", str(tmp_path / "root")], check=True)
+    assert not left
+
+
 def test_the_recipe_is_all_that_decides() -> None:
-    recipe = base.BaseRecipe("bookworm", "amd64", 1, ("python3",), (), ())
+    recipe = debian.BaseRecipe("bookworm", "amd64", 1, ("python3",), (), ())
     assert recipe.key == replace(recipe).key
     others = [replace(recipe, epoch=2), replace(recipe, suite="trixie")]
     others += [replace(recipe, packages=("g++",)), replace(recipe, excluded=("/x",))]
     assert len({recipe.key, *(other.key for other in others)}) == 5
-    assert recipe.labels[base.STANDIN] == "debian-bookworm"
+    assert recipe.labels[debian.STANDIN] == "debian-bookworm"
 
 
 def test_a_python_that_no_debian_has_and_another_user_than_root_are_refused(
     client: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(EngineError, match=r"no Debian release has Python 3\.12") as caught:
-        base.debian_base(client, "base:x", EPOCH, "3.12", cache=tmp_path)
+        debian.debian_base(client, "base:x", EPOCH, "3.12", cache=tmp_path)
     assert "3.11" in caught.value.remedy
-    monkeypatch.setattr(base.os, "geteuid", lambda: 1000)
+    monkeypatch.setattr(debian.os, "geteuid", lambda: 1000)
     with pytest.raises(EngineError, match="root only"):
-        base.debian_base(client, "base:x", EPOCH, cache=tmp_path)
+        debian.debian_base(client, "base:x", EPOCH, cache=tmp_path)
 
 
 MMDEBSTRAP = """\
@@ -233,14 +264,14 @@ sys.exit(25)
 def test_the_steps_of_a_debian_are_told_and_its_last_lines_are_kept() -> None:
     """258 s passed without a line."""
     told = list[str]()
-    code, last = base._told([sys.executable, "-c", MMDEBSTRAP], {}, told.append)
+    code, last = debian._told([sys.executable, "-c", MMDEBSTRAP], {}, told.append)
     assert told == ["  downloading packages with apt...", "  installing essential packages..."]
     assert (code, last[-1], len(last)) == (25, "E: no space", 5)
 
 
 def stand_in_for(answer: str, monkeypatch: pytest.MonkeyPatch) -> None:
     done = SimpleNamespace(stdout=answer, stderr="", returncode=0)
-    monkeypatch.setattr(base.subprocess, "run", lambda *_, **__: done)
+    monkeypatch.setattr(debian.subprocess, "run", lambda *_, **__: done)
 
 
 def test_this_suites_own_sources_are_used_and_apts_proxies(
@@ -256,12 +287,12 @@ def test_this_suites_own_sources_are_used_and_apts_proxies(
         "deb http://mirror.site/debian/ trixie main",
     ]
     stand_in_for("\n".join(lines), monkeypatch)
-    assert base._sources("bookworm") == sorted(lines[:3])
-    assert base._sources("bullseye") == []
+    assert debian._sources("bookworm") == sorted(lines[:3])
+    assert debian._sources("bullseye") == []
     stand_in_for("proxy='http://proxy.site:3128'\n", monkeypatch)
-    assert base._proxies()["http_proxy"] == "http://proxy.site:3128"
+    assert debian._proxies()["http_proxy"] == "http://proxy.site:3128"
     stand_in_for("", monkeypatch)
-    assert base._proxies() == {}
+    assert debian._proxies() == {}
 
 
 APT = """#!/bin/sh
@@ -286,8 +317,7 @@ def apt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "dpkg-deb": DPKG_DEB,
     }
     for name, text in texts.items():
-        (tools / name).write_text(text)
-        (tools / name).chmod(0o755)
+        program(tools / name, text)
     monkeypatch.setenv("PATH", f"{tools}:/usr/bin:/bin")
     return log
 
@@ -313,8 +343,9 @@ done
 
 
 def test_a_newer_suite_is_that_of_the_systems_mirror(apt: Path, tmp_path: Path) -> None:
-    program = tmp_path / "tools" / "apt-get"
-    program.write_text(NEWER.format(log=apt, mirror="http://mirror.example/debian"))
+    program(
+        tmp_path / "tools/apt-get", NEWER.format(log=apt, mirror="http://mirror.example/debian")
+    )
     for _ in range(2):  # the second finds it there
         root = packages.unpack_newer(tmp_path / "root", "tool", "trixie")
         assert (root / "usr/bin/tool").read_text() == "unpacked\n"
@@ -350,11 +381,11 @@ def test_a_complete_folder_and_one_of_others_stay_and_half_of_one_is_made_again(
 def test_apts_own_words_are_the_reason(
     apt: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "tools" / "apt-get").write_text(NEWER.format(log=apt, mirror=""))
+    program(tmp_path / "tools/apt-get", NEWER.format(log=apt, mirror=""))
     with pytest.raises(EngineError, match="no mirror"):
         packages.unpack_newer(tmp_path / "root", "tool", "trixie")
-    program = tmp_path / "tools" / "apt-get"
-    program.write_text('#!/bin/sh\necho "E: Unable to fetch some archives" >&2\nexit 100\n')
+    failing = '#!/bin/sh\necho "E: Unable to fetch some archives" >&2\nexit 100\n'
+    program(tmp_path / "tools/apt-get", failing)
     with pytest.raises(EngineError, match="Unable to fetch some archives") as caught:
         packages.unpack(tmp_path / "root", ["tool"])
     assert "apt-get update" in caught.value.remedy
@@ -375,3 +406,21 @@ def test_environment_finds_what_was_unpacked(
     assert "/usr/bin" in env["PATH"].split(":")
     assert env["LD_LIBRARY_PATH"] == f"{tmp_path}/usr/lib/x86_64-linux-gnu:/mine"
     assert os.environ["PATH"] == "/usr/bin"
+
+
+needs_apt = pytest.mark.skipif(not shutil.which("apt-get"), reason="needs apt")
+
+
+@needs_apt
+def test_what_is_installed_is_unpacked_as_well(tmp_path: Path) -> None:
+    """apt left it out: where Slurm or containerd was installed, the private copy had no part."""
+    root = packages.unpack(tmp_path / "root", ["make"])  # which runs these tests
+    assert (root / "usr/bin/make").is_file()
+
+
+@needs_apt
+def test_only_what_every_system_has_counts_as_there(tmp_path: Path) -> None:
+    text = packages._bare_system(tmp_path).read_text("utf-8")
+    listed = {line.removeprefix("Package: ") for line in text.splitlines() if "Package: " in line}
+    assert {"dpkg", "libc6", "bash"} <= listed
+    assert not listed & {"make", "python3", "git", "docker.io", "slurmctld", "containerd", "runc"}
