@@ -37,7 +37,7 @@ def cell(layouts: dict[str, str]) -> str:
 
 def table(releases: dict[str, str]) -> Iterable[str]:
     """The lines of the table."""
-    from tests.train import test_models
+    from tests.trainer import test_models
 
     found = {}
     for release, folder in releases.items():

@@ -11,7 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from launcher.agent.ranks import stacks
-from launcher.agent.ranks.job import parse
+from launcher.agent.ranks.job import free_port, parse
 from tests.conftest import missing
 
 ROOT = Path(__file__).parents[2]
@@ -147,6 +147,21 @@ def going_on(command: list[str]) -> Iterator[Run]:
         except BaseException:
             process.kill()  # its ranks end with it
             raise
+
+
+@contextmanager
+def nodes(
+    program: Sequence[str], *processes: int, options: Sequence[str] = (), cpu: bool = False
+) -> Iterator[list[Run]]:
+    """The nodes of a run of that program, each with so many processes, as `going_on` has them."""
+    where = ["--nodes", str(len(processes)), "--master-addr", "127.0.0.1"]
+    where += ["--master-port", str(free_port()), *options, "--node-rank"]
+    with ExitStack() as stack:
+        lines = [
+            runner_command(each, *program, options=[*where, str(node)], cpu=cpu)
+            for node, each in enumerate(processes)
+        ]
+        yield [stack.enter_context(going_on(line)) for line in lines]
 
 
 OUTSIDE = environment()

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing, suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,9 @@ from launcher.agent.checkpoints import lineage
 from launcher.agent.ranks import alike, reduction, rendezvous
 from launcher.agent.ranks.job import MismatchError, free_port, parse
 from launcher.agent.ranks.rendezvous import Rendezvous, RendezvousFailure, StopWaiting
+from tests.e2e.site import until
 
-from .conftest import Run, going_on, runner_command
+from .conftest import SetGpus, nodes
 
 
 def together(nodes: int, do: Callable[[Rendezvous], Any], seconds: float = 10) -> list[Any]:
@@ -149,20 +150,17 @@ def test_strangers_at_the_port_are_let_go() -> None:
             b'{"node": 7, "nodes": 3, "host": "x"}\n',
             b'{"node": 1, "nodes": 3, "host": "x"}\n',
         ):
-            with closing(_connected(port)) as it:
+            with closing(until(lambda: _connected(port))) as it:
                 it.sendall(said)
                 time.sleep(0.05)
         others = [pool.submit(one, 1), pool.submit(one, 2)]
         assert [found.result() for found in (first, *others)] == [[0, 1, 2]] * 3
 
 
-def _connected(port: int) -> socket.socket:
-    until = time.monotonic() + 5
-    while True:
-        with suppress(ConnectionRefusedError):
-            return socket.create_connection(("127.0.0.1", port))
-        assert time.monotonic() < until
-        time.sleep(0.02)
+def _connected(port: int) -> socket.socket | None:
+    with suppress(ConnectionRefusedError):
+        return socket.create_connection(("127.0.0.1", port))
+    return None
 
 
 def test_whoever_waits_can_be_stopped() -> None:
@@ -228,70 +226,53 @@ def program(tmp_path: Path) -> Path:
     return script
 
 
-def nodes(
-    program: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    *processes: int,
-) -> list[Run]:
-    """Nodes of it to their end, each with so many processes."""
-    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
-    where = ["--nodes", str(len(processes)), "--master-addr", "127.0.0.1"]
-    where += ["--master-port", str(free_port())]
-    with ExitStack() as stack:
-        runs = []
-        for node, each in enumerate(processes):
-            options = [*where, "--node-rank", str(node)]
-            here = runner_command(each, str(program), options=options)
-            runs.append(stack.enter_context(going_on(here)))
-    return runs
-
-
 @pytest.mark.long  # in containers, which have the port of their own: e2e/test_train_in_image.py
 @pytest.mark.megatron
 def test_ranks_meet_at_the_port_where_their_nodes_did(
     program: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for run in nodes(program, monkeypatch, 1, 1):
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    with nodes([str(program)], 1, 1, cpu=True) as runs:
+        pass
+    for run in runs:
         assert run.code == 0, run.output
         assert "ranks 2" in run.output
 
 
-@pytest.mark.megatron
-def test_nodes_that_are_not_alike_start_no_rank(
-    program: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Another number of processes would be another rank, and a wait for the rest."""
-    for run in nodes(program, monkeypatch, 1, 2):
-        assert run.code == 121, run.output
-        assert "processes: 2 on node 1" in run.output
-        assert "ranks" not in run.output
-
-
-@pytest.mark.megatron
 def test_a_node_that_is_refused_ends_the_others(
-    program: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    gpus: SetGpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The others' ranks would wait for its own until their time-out, half an hour later."""
+    gpus(1)
     monkeypatch.setenv("LAUNCHER_CLAIM", f"b anew {tmp_path}")
     lineage.claim(tmp_path, "a", "a")
     (tmp_path / "iter_0000010").mkdir()
-    for run in nodes(program, monkeypatch, 1, 1):
+    (tmp_path / "program.py").write_text("print('rank')")
+    with nodes([str(tmp_path / "program.py")], 1, 1) as runs:
+        pass
+    for run in runs:
         assert run.code == 121, run.output
+        assert "\nrank\n" not in run.output
         assert re.search(r"not all nodes can start their ranks:\n  node 0 \(.*\): ", run.output)
 
 
 @pytest.fixture
 def seen(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
-    """What two nodes find not alike, each with a program's words and a folder of checkpoints."""
+    """What two nodes find not alike: with a program's words, a folder of checkpoints, processes."""
     monkeypatch.setattr(reduction, "look", lambda *given, **more: [])
 
-    def seen(words: Sequence[Sequence[str]], saved: Sequence[Path] = ()) -> list[str]:
-        where = ["--cpu", "--processes-per-node", "1", "--nodes", "2", "--master-addr", "127.0.0.1"]
-        where += ["--master-port", str(free_port())]
+    def seen(
+        words: Sequence[Sequence[str]],
+        saved: Sequence[Path] = (),
+        processes: Sequence[int] = (1, 1),
+    ) -> list[str]:
+        where = ["--cpu", "--nodes", "2", "--master-addr", "127.0.0.1"]
+        where += ["--master-port", str(free_port()), "--node-rank"]
 
         def one(node: int) -> str:
-            keep = ["--keep", "9", "--checkpoints", str(saved[node])] if saved else []
-            job = parse([*where, "--node-rank", str(node), *keep, "--", *words[node]], {})
+            own = [str(node), "--processes-per-node", str(processes[node])]
+            own += ["--keep", "9", "--checkpoints", str(saved[node])] if saved else []
+            job = parse([*where, *own, "--", *words[node]], {})
             try:
                 linked = alike.look(job, {}, 0, lambda: False)
             except MismatchError as unlike:
@@ -304,6 +285,20 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
             return [*pool.map(one, range(2))]
 
     return seen
+
+
+def test_nodes_with_other_processes_or_data_are_not_alike(
+    seen: Callable[..., list[str]], tmp_path: Path
+) -> None:
+    """Another number of processes would be another rank, and a wait for the rest."""
+    for folder, size in (("one", 60), ("two", 50)):
+        (tmp_path / folder).mkdir()
+        for end in (".bin", ".idx"):
+            (tmp_path / folder / f"text{end}").write_bytes(bytes(size))
+    words = [["x", str(tmp_path / folder / "text")] for folder in ("one", "two")]
+    for told in seen(words, processes=(1, 2)):
+        assert "\n  processes: 2 on node 1 (" in told
+        assert re.search(r"\n  data: 1 files, \w+ on node 1 \(.+\), 1 files, \w+ on", told)
 
 
 @pytest.mark.parametrize("second", ["one", "two"])

@@ -161,37 +161,6 @@ def test_a_ranks_whole_folder_missing_is_found(tmp_path: Path) -> None:
     assert contents.problem(tmp_path) == "there are 1 of 2 folders mp_rank_…"
 
 
-class Attack:
-    """A pickle of it runs a command in whoever loads it."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return os.mkdir, (str(self.path),)
-
-
-DISTRIBUTED = pytest.mark.parametrize("whole", [distributed], indirect=True)
-
-
-@DISTRIBUTED
-def test_a_pickle_runs_nothing(whole: Path, tmp_path: Path) -> None:
-    attack = pickle.dumps({"storage_data": Attack(tmp_path / "made")})
-    with other_bytes(whole / ".metadata", attack):
-        assert contents.problem(whole) == ".metadata is cut short"
-    assert not (tmp_path / "made").exists()
-    pickle.loads(attack)  # noqa: S301
-    assert (tmp_path / "made").exists()
-
-
-@DISTRIBUTED
-@settings(deadline=None)
-@given(st.binary(max_size=200))
-def test_any_bytes_for_an_index(whole: Path, garbage: bytes) -> None:
-    with other_bytes(whole / ".metadata", garbage):
-        assert contents.problem(whole) == ".metadata is cut short"
-
-
 NAMES = "its saving was interrupted: latest_checkpointed_iteration.txt names"
 
 

@@ -9,9 +9,9 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from queue import SimpleQueue
 
@@ -25,7 +25,7 @@ from launcher.agent.ranks.rendezvous import NodeNotNeeded, Rendezvous
 from launcher.agent.words import DIVERGED
 from tests.machines import FIRST, ip
 
-from .conftest import Run, SetGpus, environment, going_on, runner_command
+from .conftest import Run, SetGpus, environment, nodes
 from .test_alike import together
 
 HOST = socket.gethostname()
@@ -45,26 +45,18 @@ time.sleep(600)
 
 
 @contextmanager
-def nodes(folder: Path, number: int, *argv: str, fewer: Sequence[str] = ()) -> Iterator[list[Run]]:
-    """Nodes of one rank each, which go on."""
+def failing(folder: Path, number: int, node: int, code: int) -> Iterator[list[Run]]:
+    """So many nodes of one rank each, of which that one ends with a code."""
     (script := folder / "program.py").write_text(FAILS)
     (folder / "there").mkdir()
-    where = ["--nodes", str(number), "--master-addr", "127.0.0.1", *fewer]
-    where += ["--master-port", str(free_port())]
-    with ExitStack() as stack:
-        runs = []
-        for node in range(number):
-            program = [str(script), f"{folder}/there/", *argv]
-            options = [*where, "--node-rank", str(node)]
-            line = runner_command(1, *program, options=options, cpu=False)
-            runs.append(stack.enter_context(going_on(line)))
+    with nodes([str(script), f"{folder}/there/", str(node), str(code)], *[1] * number) as runs:
         yield runs
 
 
 def test_the_first_failure_ends_all_with_its_code(gpus: SetGpus, tmp_path: Path) -> None:
     """The others' ranks would wait until their time-out, half an hour later."""
     gpus(1)
-    with nodes(tmp_path, 3, "1", "3") as runs:
+    with failing(tmp_path, 3, node=1, code=3) as runs:
         pass
     assert [run.code for run in runs] == [3, 3, 3], runs
     for run in (runs[0], runs[2]):
@@ -75,7 +67,7 @@ def test_the_first_failure_ends_all_with_its_code(gpus: SetGpus, tmp_path: Path)
 
 def test_a_runner_that_is_killed_ends_the_others(gpus: SetGpus, tmp_path: Path) -> None:
     gpus(1)
-    with nodes(tmp_path, 2, "9", "0") as runs:
+    with failing(tmp_path, 2, node=9, code=0) as runs:
         while "there" not in runs[1].line():
             pass
         runs[1].process.send_signal(signal.SIGKILL)
@@ -113,11 +105,8 @@ def test_a_node_without_the_lines_of_steps_knows_that_they_are_nan(
     """Its launcher called the run finished, and left the checkpoints that it alone puts away."""
     gpus(1)
     (script := tmp_path / "program.py").write_text(PRINTS.format(LAST.format(*numbers)))
-    where = ["--nodes", "2", "--master-addr", "127.0.0.1", "--master-port", str(free_port())]
-    with ExitStack() as stack:
-        lines = [[*where, "--node-rank", str(node)] for node in (0, 1)]
-        runs = [runner_command(1, str(script), options=line, cpu=False) for line in lines]
-        first, other = [stack.enter_context(going_on(line)) for line in runs]
+    with nodes([str(script)], 1, 1) as (first, other):
+        pass
     assert (first.code, other.code) == (0, 0)
     said = f"runner: {DIVERGED.format(4)}\n"
     assert (first.output.count(said), other.output.count(said)) == (count, 0)

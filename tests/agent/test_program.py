@@ -10,8 +10,6 @@ import pytest
 
 from launcher.base.settings import ROOT
 
-from .conftest import forking
-
 FAILS = "def inner():\n    raise ValueError('no gizmo') from KeyError('a')\n\n\ninner()\n"
 
 
@@ -39,14 +37,3 @@ def test_a_failing_script_s_traceback_begins_with_the_script(
     ] == [str(script)] * 2
     assert told[-1] == "ValueError: no gizmo"
     assert "KeyError: 'a'" in told
-
-
-def test_the_first_test_s_variables_are_not_all_others_ranks(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """A stand-in for wandb in one test's PYTHONPATH stayed for those after it."""
-    given = list[dict[str, str]]()
-    monkeypatch.setenv("PYTHONPATH", "/first")
-    monkeypatch.setattr(subprocess, "Popen", lambda *_, env, **__: given.append(env))
-    forking.__wrapped__()
-    assert "/first" not in given[0]["PYTHONPATH"]

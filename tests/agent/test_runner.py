@@ -33,7 +33,7 @@ from launcher.agent.words import ASK, NEEDS, REFUSES, STOPPED
 from launcher.runs.explain.failures import explain
 from launcher.runs.plan.job import EndCause
 
-from .conftest import SetGpus, going_on, python, runner_command
+from .conftest import SetGpus, going_on, nodes, python, runner_command
 from .test_folders import distributed
 from .test_lineage import saved
 
@@ -304,10 +304,12 @@ def test_ranks_that_ignore_a_signal_are_killed(
 
 
 SAVER = """
-import shutil, sys, time
+import os, shutil, sys, time
 from pathlib import Path
 from launcher.agent.checkpoints import folders
 
+if os.environ["NODE_RANK"] == "1":
+    sys.exit()
 root, source = Path(sys.argv[1]), Path(sys.argv[2])
 for iteration in range(1, 6):
     shutil.copytree(source, folders.partial(root, iteration))
@@ -321,18 +323,13 @@ for iteration in range(1, 6):
 def test_old_checkpoints_go_while_the_run_goes_on(gpus: SetGpus, tmp_path: Path) -> None:
     """Several nodes share them, and the first one removes."""
     gpus(1)
-    root, script, other = tmp_path / "checkpoints", tmp_path / "saver.py", tmp_path / "other.py"
+    root, script = tmp_path / "checkpoints", tmp_path / "saver.py"
     distributed(tmp_path / "source")
     root.mkdir()
     script.write_text(SAVER)
-    other.touch()
-    options = ["--nodes", "2", "--master-addr", "127.0.0.1", "--master-port", str(free_port())]
-    options += ["--keep", "2", "--checkpoints", str(root), "--node-rank"]
+    keep = ["--keep", "2", "--checkpoints", str(root)]
     program = [str(script), str(root), str(tmp_path / "source")]
-    with (
-        going_on(runner_command(1, *program, options=[*options, "0"], cpu=False)) as first,
-        going_on(runner_command(1, str(other), options=[*options, "1"], cpu=False)) as second,
-    ):
+    with nodes(program, 1, 1, options=keep) as (first, second):
         pass
     assert (first.code, second.code) == (0, 0), first.output + second.output
     assert [each.iteration for each in [*folders.newest_first(root)][::-1]] == [4, 5]

@@ -3,38 +3,19 @@
 from __future__ import annotations
 
 import re
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from launcher.agent.ranks import alike, ring
-from launcher.agent.ranks.job import free_port
-from launcher.agent.ranks.rendezvous import NodeNotNeeded, Rendezvous
 
-from .conftest import SetGpus, going_on, runner_command
-from .test_alike import together
+from .conftest import SetGpus, nodes
 
 
 def node(**more: Any) -> dict[str, Any]:
     """What a node tells of itself."""
     return {"host": "h", "refusal": "", "facts": {"GPUs": "8", "image": ""}} | more
-
-
-def test_who_is_left_out_has_gone_and_the_others_are_numbered_anew() -> None:
-    """A rank of a spare node would have been waited for."""
-
-    def kept(here: Rendezvous) -> object:
-        try:
-            here.keep([0, 2])
-        except NodeNotNeeded as spare:
-            return str(spare)
-        return here.node, here.nodes, here.exchange(here.node, list)
-
-    first, spare, last = together(3, kept)
-    assert (first, last) == ((0, 2, [0, 1]), (1, 2, [0, 1]))
-    assert spare == "the run goes on with 2 nodes, and this one is spare"
 
 
 def test_who_refuses_or_differs_from_most_is_unfit() -> None:
@@ -69,18 +50,16 @@ def test_the_node_of_most_bad_pairs_is_unfit(found: list[dict[str, Any]], worst:
 
 @pytest.mark.parametrize("bad", [None, 1])
 def test_those_that_pass_the_look_take_part(gpus: SetGpus, tmp_path: Path, bad: int | None) -> None:
-    """Of three the last one is spare, or the one that can't start its ranks; it ends with 0."""
+    """Of three the last one is spare, or the one that can't start its ranks; it ends with 0.
+
+    A rank of it would have been waited for, and the others are numbered anew.
+    """
     gpus(1)
     script = tmp_path / "program.py"
     script.write_text("import os\nprint('rank', os.environ['RANK'], os.environ['WORLD_SIZE'])\n")
-    where = ["--nodes", "3", "--wanted", "2", "--master-addr", "127.0.0.1"]
-    where += ["--master-port", str(free_port())]
-    with ExitStack() as stack:
-        runs = []
-        for number in range(3):
-            options = [*where, "--node-rank", str(number)]
-            line = runner_command(1 + (number == bad), str(script), options=options, cpu=False)
-            runs.append(stack.enter_context(going_on(line)))
+    processes = [1 + (number == bad) for number in range(3)]
+    with nodes([str(script)], *processes, options=["--wanted", "2"]) as runs:
+        pass
     spare = 2 if bad is None else bad
     assert [run.code for run in runs] == [0, 0, 0], runs
     said = [re.findall(r"^rank \d \d$", run.output, re.MULTILINE) for run in runs]

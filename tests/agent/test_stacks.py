@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from launcher.agent.ranks import stacks
 from launcher.agent.ranks.stacks import Frame, Stack
+from tests.e2e.site import until
 
 from .conftest import python, start_rank
 
@@ -80,11 +81,8 @@ def test_a_rank_writes_its_stacks_wherever_it_hangs(
     for written in (1, 2):  # and goes on hanging
         time.sleep(0.2)
         processes[0].send_signal(stacks.SIGNAL)
-        until = time.monotonic() + 60
-        while file.read_text().count("_run_module_as_main") < written:
-            assert time.monotonic() < until
-            assert processes[0].poll() is None
-            time.sleep(0.02)
+        until(lambda: file.read_text().count("_run_module_as_main") >= written)  # noqa: B023
+        assert processes[0].poll() is None
     main = stacks.main_thread(stacks.parse(file.read_text()))
     assert [(frame.place, frame.function) for frame in main if not frame.is_library] == [
         ("program-3.py:4", "hang"),

@@ -24,12 +24,6 @@ from launcher.runs.follow import find
 from launcher.runs.plan.job import ConnectionLost
 from launcher.runs.runfile.source import PRESETS
 
-NO_ROOM = (
-    "ps: the system gives this process no more memory or threads\n"
-    "  Raise what `ulimit -v` and `ulimit -u` show, or free memory."
-)
-"""Under a small `ulimit -v`, `ps` ended with 70, as if the launcher were wrong."""
-
 ROOT = Path(__file__).parents[2]
 
 
@@ -60,6 +54,13 @@ def test_tools_may_be_deleted() -> None:
     command = [sys.executable, "-c", WITHOUT_TOOLS, *tools]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+NO_ROOM = (
+    "ps: the system gives this process no more memory or threads\n"
+    "  Raise what `ulimit -v` and `ulimit -u` show, or free memory."
+)
+"""Under a small `ulimit -v`, `ps` ended with 70, as if the launcher were wrong."""
 
 
 @pytest.mark.parametrize(

@@ -52,16 +52,20 @@ def test_each_check_can_fail(
     assert caught.value.exit_code == 1
 
 
+def in_place_of_the_launcher(folder: Path, program: str, patch: pytest.MonkeyPatch) -> None:
+    (folder / "launcher").mkdir()
+    (folder / "launcher/__init__.py").touch()
+    (folder / "launcher/__main__.py").write_text(f"{program}\n")
+    patch.chdir(folder)
+
+
 @pytest.mark.parametrize(
     ("program", "said"), [("raise SystemExit(3)", "exit code 3"), ("", "printed no losses")]
 )
 def test_a_run_that_ends_badly_or_shows_nothing_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str, said: str
 ) -> None:
-    (tmp_path / "launcher").mkdir()
-    (tmp_path / "launcher/__init__.py").touch()
-    (tmp_path / "launcher/__main__.py").write_text(f"{program}\n")
-    monkeypatch.chdir(tmp_path)
+    in_place_of_the_launcher(tmp_path, program, monkeypatch)
     with pytest.raises(DemoError, match=said):
         demo.launch(tmp_path)
 
@@ -73,12 +77,9 @@ def test_the_losses_are_read_from_upstream_s_lines(
         " iteration       10/      20 | consumed samples: 80 | lm loss: 3.000000E+00 | x",
         " validation loss at iteration 20 on validation set | lm loss value: 2.1E+00 | PPL",
     ]
-    (tmp_path / "launcher").mkdir()
-    (tmp_path / "launcher/__init__.py").touch()
     shown = f"print({chr(10).join(lines)!r})"  # and not among the user's own runs
     program = f"import os\nif os.environ['LAUNCHER_RUNS'] == '{tmp_path}/runs': {shown}\n"
-    (tmp_path / "launcher/__main__.py").write_text(program)
-    monkeypatch.chdir(tmp_path)
+    in_place_of_the_launcher(tmp_path, program, monkeypatch)
     assert demo.launch(tmp_path) == DemoLosses({10: 3.0}, {20: 2.1})
 
 
@@ -128,23 +129,19 @@ def test_nothing_is_fetched_where_the_image_is_there(monkeypatch: pytest.MonkeyP
     assert not asked
 
 
-def test_packages_are_fetched_while_the_base_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_packages_are_fetched_while_the_base_is_made_and_the_rest_is_shown(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """One after the other they were ten seconds more, of which nobody saw anything."""
-    begun, asked = threading.Event(), list[object]()
+    begun, go_on, said = threading.Event(), threading.Event(), io.StringIO()
+    asked = list[object]()
 
     def fetch_all(rows: list[tuple[object, BuildRequest]], *_: object) -> None:
         asked.append(rows[0][1].tag)
         begun.set()
+        go_on.wait(60)
 
     monkeypatch.setattr(inputs, "fetch_all", fetch_all)
-    with demo._fetching(BUILDS, "cpu", Progress(io.StringIO())):  # type: ignore[arg-type]
-        assert begun.wait(60)
-    assert asked == ["cpu"]
-
-
-def test_what_is_still_fetched_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
-    go_on, said = threading.Event(), io.StringIO()
-    monkeypatch.setattr(inputs, "fetch_all", lambda *_: go_on.wait(60))
     progress = Progress(said)
 
     def step(text: str) -> None:
@@ -153,7 +150,8 @@ def test_what_is_still_fetched_is_shown(monkeypatch: pytest.MonkeyPatch) -> None
 
     monkeypatch.setattr(progress, "step", step)
     with demo._fetching(BUILDS, "cpu", progress):  # type: ignore[arg-type]
-        pass
+        assert begun.wait(30)
+    assert asked == ["cpu"]
     assert said.getvalue().startswith("fetch the source and the packages of cpu (")
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from launcher.agent.checkpoints import contents, folders
+from launcher.runs.checks import splits
 from launcher.runs.datasets import indexed
 from tests.agent.conftest import ROOT, TINY, Run, going_on, python, runner_command, start
 from tests.trainer import killed
@@ -198,6 +199,62 @@ def test_real_data(train: Train, tmp_path: Path) -> None:
     names = [path.name for path in (tmp_path / "cache").iterdir()]
     assert any("train" in name for name in names)
     assert not any("test" in name for name in names)
+
+
+COUNTS = """\
+import sys
+from pathlib import Path
+from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegatronDatasetBuilder
+from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
+from launcher.trainer.gpt.data import TokenVocabulary
+of = lambda split: GPTDatasetConfig(
+    random_seed=1, sequence_length=8, blend=([sys.argv[1]], None), split=split,
+    path_to_cache=sys.argv[2], tokenizer=TokenVocabulary(99, 98), reset_position_ids=False,
+    reset_attention_mask=False, eod_mask_loss=False, create_attention_mask=False,
+)
+for split in sys.argv[3:]:
+    built = BlendedMegatronDatasetBuilder(GPTDataset, [9, 9, None], lambda: True, of(split)).build()
+    print("counts", [None if one is None else len(one.indices) for one in built])
+"""
+
+
+def test_megatron_itself_counts_so(tmp_path: Path) -> None:
+    """Another rule in Megatron would make the counts wrong."""
+    indexed.write(tmp_path / "d", [[1] * 20] * 600, 99)
+    several = ("949,50,1", "90,10,0", "2,1,1")
+    (script := tmp_path / "counts.py").write_text(COUNTS)
+    done = start(1, str(script), str(tmp_path / "d"), str(tmp_path), *several)
+    counted = [line for line in done.output.splitlines() if line.startswith("counts ")]
+    for split, line in zip(several, counted, strict=True):
+        parts = splits.shares(split)
+        counts = [end - begin for begin, end in splits.bounds(parts, 600)]
+        wanted = [count if part else None for count, part in zip(counts, parts, strict=True)]
+        assert line == f"counts {wanted}"
+
+
+NODE = """
+import os, runpy, sys
+caches = [sys.argv.pop(1), sys.argv.pop(1)]
+sys.argv += ["--data-cache-path", caches[int(os.environ["RANK"])]]
+os.environ |= {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "NODE_RANK": os.environ["RANK"]}
+if __name__ == "__main__":
+    runpy.run_module("launcher.trainer.gpt", run_name="__main__")
+"""
+"""Each rank is that of a node of its own."""
+
+
+@pytest.mark.parametrize("second", [pytest.param("one", marks=pytest.mark.long), "two"])
+def test_the_index_is_built_on_each_node_that_has_none(second: str, tmp_path: Path) -> None:
+    """Upstream builds it on rank 0 alone: a node with a folder of its own had none."""
+    indexed.write(tmp_path / "text", ([*range(59), 99] for _ in range(99)), vocab_size=100)
+    (tmp_path / "node.py").write_text(NODE)
+    data = ["--data-path", str(tmp_path / "text"), "--split", "90,10,0"]
+    caches = [str(tmp_path / "one"), str(tmp_path / second)]
+    run = start(2, str(tmp_path / "node.py"), *caches, *TINY, *data)
+    assert run.code == 0, run.output
+    names = [{path.name for path in (tmp_path / name).iterdir()} for name in ("one", second)]
+    assert names[0]
+    assert names[0] == names[1]
 
 
 @pytest.mark.long

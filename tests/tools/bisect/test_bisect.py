@@ -189,6 +189,7 @@ def test_no_secret_is_kept(trials: Trials) -> None:
 def test_ends_that_are_alike_are_an_answer_of_its_own(
     trials: Trials, end: str, fails: bool, said: str
 ) -> None:
+    """Else the first difference is blamed on a machine whose disk is full."""
     file = json.loads(Path(end).read_text())
     file["training"] = {"lr": 2.0} | ({"clip_grad": 1.0} if fails else {})
     Path(end).write_text(json.dumps(file))

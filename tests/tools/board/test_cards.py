@@ -17,13 +17,6 @@ from launcher.tools.board import board, cards
 from tests.tools.board.samples import HOSTILE, keep, several, steps
 
 
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where this test's records lie."""
-    monkeypatch.setenv("LAUNCHER_RUNS", str(tmp_path / "runs"))
-    return tmp_path / "runs"
-
-
 def read(alive: dict[str, str] | None = None, **more: Any) -> dict[str, dict[str, Any]]:
     """The runs that the page has, by their ids."""
     found = json.loads(cards.Cards().read(alive or {}, **more))

@@ -29,11 +29,10 @@ def tab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[browser.Page]:
 
 
 @pytest.fixture
-def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def runs(folder: Path) -> Path:
     """Some records."""
-    monkeypatch.setenv("LAUNCHER_RUNS", str(tmp_path / "runs"))
-    several(tmp_path / "runs")
-    return tmp_path / "runs"
+    several(folder)
+    return folder
 
 
 @pytest.fixture
@@ -190,14 +189,11 @@ def test_it_fits_and_can_be_read(page: browser.Page, width: int, scheme: str) ->
     assert page.ask(cut) == []
 
 
-def test_thousands_of_runs_open_at_once(
-    tab: browser.Page, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_thousands_of_runs_open_at_once(tab: browser.Page, tmp_path: Path, folder: Path) -> None:
     """A row of each would take the browser many seconds; rows come as they are scrolled to."""
-    monkeypatch.setenv("LAUNCHER_RUNS", str(tmp_path / "runs"))
     lines = steps(range(50, 2050, 50))
     for number in range(5000):
-        keep(tmp_path / "runs", f"{number:08x}", f"run-{number}", 1 + number % 28, steps=lines)
+        keep(folder, f"{number:08x}", f"run-{number}", 1 + number % 28, steps=lines)
     board.write(tmp_path / "many.html")
     tab.size(1280)
     tab.open((tmp_path / "many.html").as_uri())

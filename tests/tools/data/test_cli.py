@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from launcher import cli
 from launcher.base.settings import ROOT
 from tests.e2e.command import launcher, refused
-from tests.tools.data.conftest import documents
+from tests.tools.conftest import Here
+from tests.tools.data.conftest import documents, write_jsonl
 
 TOKENIZE = [sys.executable, "-m", "launcher", "data", "tokenize"]
 TEXTS = ["Hello world", "你好，世界", "", "<|endoftext|>"]
@@ -29,9 +29,7 @@ TOKENS = [
 
 @pytest.fixture
 def corpus(tmp_path: Path) -> Path:
-    path = tmp_path / "in.jsonl"
-    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
-    return path
+    return write_jsonl(tmp_path / "in.jsonl", TEXTS)
 
 
 def test_from_text_to_files_that_are_looked_into(corpus: Path, tmp_path: Path) -> None:
@@ -50,37 +48,37 @@ def test_from_text_to_files_that_are_looked_into(corpus: Path, tmp_path: Path) -
     assert "document 1:\n你好，世界<|endoftext|>" in shown.stdout
 
 
-def test_shards_are_merged_and_compared(corpus: Path, tmp_path: Path) -> None:
+def test_shards_are_merged_and_compared(corpus: Path, tmp_path: Path, here: Here) -> None:
     """And which release's rule made the tokens is told of all of them."""
     command = ["data", "tokenize", str(corpus), "--append-eod", "--megatron", "0.16.1"]
     command += ["--output-prefix"]
-    assert launcher(*command, str(tmp_path / "whole")).returncode == 0
+    assert here(*command, str(tmp_path / "whole")).returncode == 0
     for part in (1, 2):
-        done = launcher(*command, str(tmp_path / "c"), "--shard", f"{part}/2")
+        done = here(*command, str(tmp_path / "c"), "--shard", f"{part}/2")
         assert done.returncode == 0, done.stderr
     shards = [str(path) for path in sorted(tmp_path.glob("c.*-of-2_text_document.idx"))]
     joined = str(tmp_path / "joined")
-    refused(launcher("data", "merge", shards[1], "--output-prefix", joined), 2, "of 2 shards")
-    assert launcher("data", "merge", *shards, "--output-prefix", joined).returncode == 0
+    refused(here("data", "merge", shards[1], "--output-prefix", joined), 2, "of 2 shards")
+    assert here("data", "merge", *shards, "--output-prefix", joined).returncode == 0
     whole = str(tmp_path / "whole_text_document")
-    same = launcher("data", "inspect", joined, "--compare", whole)
+    same = here("data", "inspect", joined, "--compare", whole)
     assert (same.returncode, same.stdout) == (0, "the same bytes\n")
-    shown = launcher("data", "inspect", joined)
+    shown = here("data", "inspect", joined)
     assert "tokenizer  GPT2BPETokenizer, by the rule of Megatron 0.16.1\n" in shown.stdout
-    unlike = launcher("data", "inspect", shards[0], "--compare", whole)
+    unlike = here("data", "inspect", shards[0], "--compare", whole)
     assert (unlike.returncode, unlike.stdout[:20]) == (1, "they differ in docum")
 
 
-def test_a_bad_line_is_refused_or_left_out(corpus: Path, tmp_path: Path) -> None:
+def test_a_bad_line_is_refused_or_left_out(corpus: Path, tmp_path: Path, here: Here) -> None:
     with corpus.open("a") as file:
         file.write('{"txt": 1}\n')
     command = ["data", "tokenize", str(corpus), "--output-prefix", str(tmp_path / "c")]
-    refused(launcher(*command), 1, "in.jsonl:5: no key 'text'; its keys: 'txt'", "--on-error skip")
+    refused(here(*command), 1, "in.jsonl:5: no key 'text'; its keys: 'txt'", "--on-error skip")
     assert os.listdir(tmp_path) == ["in.jsonl"]
-    done = launcher(*command, "--on-error", "skip")
+    done = here(*command, "--on-error", "skip")
     assert json.loads(done.stderr.splitlines()[-1])["rejected"] == 1
     assert json.loads((tmp_path / "c.rejects.jsonl").read_text())["line"] == 5
-    refused(launcher(*command, "--on-error", "skip", "--max-errors", "0"), 1, "more than 0 such")
+    refused(here(*command, "--on-error", "skip", "--max-errors", "0"), 1, "more than 0 such")
 
 
 @pytest.mark.parametrize("shell", ["gzip -c {0} | {1} -", "exec {1} {0} 2>&-"])
@@ -126,20 +124,19 @@ def test_standard_input_is_no_output(corpus: Path, tmp_path: Path) -> None:
     ],
 )
 def test_a_mistake_is_told(
-    corpus: Path, tmp_path: Path, options: list[str], said: str, capfd: pytest.CaptureFixture[str]
+    corpus: Path, tmp_path: Path, options: list[str], said: str, here: Here
 ) -> None:
     command = ["data", "tokenize", str(corpus), "--output-prefix", str(tmp_path / "c")]
-    assert cli.main([*command, *options]) == 2
-    assert said in capfd.readouterr().err
+    refused(here(*command, *options), 2, said)
     assert os.listdir(tmp_path) == ["in.jsonl"]
 
 
-def test_upstreams_options_are_taken(corpus: Path, tmp_path: Path) -> None:
+def test_upstreams_options_are_taken(corpus: Path, tmp_path: Path, here: Here) -> None:
     """Inputs in their order, and options that change nothing here."""
     second = tmp_path / "b.jsonl"
     second.write_text('{"text": "Hello world"}\n')
     options = ["--append-eod", "--log-interval", "9", "--partitions", "2", "--workers", "2"]
-    done = launcher(
+    done = here(
         *("data", "tokenize", "--input", str(second), str(corpus), "--input", str(second)),
         *("--output-prefix", str(tmp_path / "c"), "--keep-sequential-samples", *options),
     )
@@ -149,28 +146,28 @@ def test_upstreams_options_are_taken(corpus: Path, tmp_path: Path) -> None:
     assert said["documents_per_s"] == pytest.approx(6 / said["seconds"], rel=0.1)
 
 
-def test_tables_and_text_become_jsonl(tmp_path: Path) -> None:
+def test_tables_and_text_become_jsonl(tmp_path: Path, here: Here) -> None:
     (tmp_path / "a.csv").write_text('id,content\n1,"one, two"\n2,三\n')
     (tmp_path / "b.csv").write_text("content\nfour\n")
     target = tmp_path / "out.jsonl"
     command = ["data", "convert", str(tmp_path / "*.csv"), "--json-keys", "content", "-o"]
-    assert launcher(*command, str(target)).returncode == 0
+    assert here(*command, str(target)).returncode == 0
     lines = [json.loads(line) for line in target.read_text("utf-8").splitlines()]
     assert lines == [{"content": "one, two"}, {"content": "三"}, {"content": "four"}]
     for no_file in ("-", "", str(tmp_path) + "/"):
-        refused(launcher(*command, no_file), 2, "no name of a file")
-    refused(launcher(*command, "/dev/null"), 2, "/dev/null: it isn't a file")
+        refused(here(*command, no_file), 2, "no name of a file")
+    refused(here(*command, "/dev/null"), 2, "/dev/null: it isn't a file")
     (tmp_path / "b.csv").write_text("content\na,b\n")
-    refused(launcher(*command, str(target)), 1, "b.csv:2: 2 fields, and there are 1 columns")
+    refused(here(*command, str(target)), 1, "b.csv:2: 2 fields, and there are 1 columns")
     assert len(target.read_text("utf-8").splitlines()) == 3
 
 
-def test_the_vocabulary_is_explained() -> None:
-    shown = launcher("data", "vocab")
+def test_the_vocabulary_is_explained(here: Here) -> None:
+    shown = here("data", "vocab")
     assert "GPT-2's genuine vocabulary\n50257 tokens, 50000 merges" in shown.stdout
     assert "    256  Ġt                   ' t'\n" in shown.stdout
     assert "vocab.json isn't garbled" in shown.stdout
-    tokens = launcher("data", "vocab", "Hello world")
+    tokens = here("data", "vocab", "Hello world")
     assert tokens.stdout == "  15496  'Hello'\n    995  ' world'\n"
 
 
@@ -184,20 +181,22 @@ def test_the_vocabulary_is_explained() -> None:
         (["--vocab-file", "~nobody-/v", "--merge-file", "~nobody-/m"], "~nobody-/v: No such file"),
     ],
 )
-def test_a_mistake_about_a_vocabulary_is_told(arguments: list[str], said: str) -> None:
-    refused(launcher("data", "vocab", *arguments), 2, said)
+def test_a_mistake_about_a_vocabulary_is_told(arguments: list[str], said: str, here: Here) -> None:
+    refused(here("data", "vocab", *arguments), 2, said)
 
 
-def test_an_output_that_is_ascii_is_written_all_the_same(corpus: Path, tmp_path: Path) -> None:
+def test_an_output_that_is_ascii_is_written_all_the_same(
+    corpus: Path, tmp_path: Path, here: Here
+) -> None:
     prefix = str(tmp_path / "c")
-    assert launcher("data", "tokenize", str(corpus), "--output-prefix", prefix).returncode == 0
+    assert here("data", "tokenize", str(corpus), "--output-prefix", prefix).returncode == 0
     ascii_only = {"PYTHONIOENCODING": "ascii"}
     shown = launcher("data", "inspect", f"{prefix}_text_document", **ascii_only)
     assert shown.returncode == 0, shown.stderr
     assert "+ ##########" in shown.stdout
     assert r"document 1:" + "\n" + r"\u4f60\u597d\uff0c\u4e16\u754c" in shown.stdout
     assert r"  \u0120t              " in launcher("data", "vocab", **ascii_only).stdout
-    refused(launcher("data", "inspect", "~nobody-/c"), 2, "~nobody-/c.idx: no such file")
+    refused(here("data", "inspect", "~nobody-/c"), 2, "~nobody-/c.idx: no such file")
 
 
 def test_a_terminal_has_a_bar(corpus: Path, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import lzma
 import os
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -28,18 +28,25 @@ from launcher.base.errors import UsageError
 from launcher.base.zstd import zstd
 from launcher.tools.data import records, sources, tables
 from launcher.tools.data.faults import DataError
+from launcher.tools.data.records import Block
 from launcher.tools.data.sources import ReadingOptions
 
 ENDS = st.sampled_from([b"\n", b"\r\n", b"\r"])
 TEXTS = ["first, with a comma", 'second "quoted"\nof two lines', "", "第三 ", "x" * 5000]
 
 
-def read(*inputs: Path | str, **how: object) -> list[list[str]]:
-    """Each document's texts of the keys."""
+def blocks(*inputs: Path | str, **how: object) -> Iterator[Block]:
+    """The pieces in which inputs are read."""
     reading = ReadingOptions(**how)
-    found: list[list[str]] = []
     for _, block in sources.blocks(sources.sources([*map(str, inputs)], reading), reading):
-        read = records.documents(block, reading.keys, limit=1)
+        yield block
+
+
+def read(*inputs: Path | str, keys: tuple[str, ...] = ("text",), **how: object) -> list[list[str]]:
+    """Each document's texts of the keys."""
+    found: list[list[str]] = []
+    for block in blocks(*inputs, keys=keys, **how):
+        read = records.documents(block, keys, limit=1)
         assert read.faults == []
         assert all(set(counts) <= {1} for counts in read.counts)
         found += [list(row) for row in zip(*read.texts, strict=True)]
@@ -48,10 +55,9 @@ def read(*inputs: Path | str, **how: object) -> list[list[str]]:
 
 def faults(path: Path, **how: object) -> list[tuple[int, str]]:
     """Where and why there are no documents."""
-    reading = ReadingOptions(**how)
     found, before = [], 1
-    for _, block in sources.blocks(sources.sources([str(path)], reading), reading):
-        read = records.documents(block, reading.keys, limit=None)
+    for block in blocks(path, **how):
+        read = records.documents(block, ("text",), limit=None)
         places = block.numbers or range(before, before + read.records)
         found += [(places[fault.at], fault.reason) for fault in read.faults]
         before += read.records
@@ -152,10 +158,7 @@ def test_csv_of_another_encoding_and_delimiter(tmp_path: Path) -> None:
 def test_bad_rows_of_csv_have_their_lines(tmp_path: Path) -> None:
     path = tmp_path / "in.csv"
     path.write_text('text,id\na,1\n"b\nc"\nd,2\n')
-    (_, block) = next(
-        sources.blocks(sources.sources([str(path)], ReadingOptions()), ReadingOptions())
-    )
-    (fault,) = records.documents(block, ("text",), limit=None).faults
+    (fault,) = records.documents(next(blocks(path)), ("text",), limit=None).faults
     assert fault.excerpt == '"b\nc"\n'
     path.write_text('text\na\n"b\nc\nd\n')
     with pytest.raises(DataError, match=r"in\.csv:3: a quotation begins here and has no end"):
@@ -219,15 +222,11 @@ def test_long_rows_of_parquet_are_fewer_at_a_time(tmp_path: Path) -> None:
     texts = [f"{number} {number * 7919:x}" * 15_000 for number in range(40)] + ["a"] * 600
     table = pyarrow.table({"text": texts, "id": [str(n) for n in range(len(texts))]})
     pyarrow.parquet.write_table(table, path, row_group_size=40, use_dictionary=False)
-    found = sources.blocks(sources.sources([str(path)], ReadingOptions()), ReadingOptions())
-    blocks = [[row[0] for row in block.rows] for _, block in found]
-    assert [*chain(*blocks)] == texts
-    assert max(sum(map(len, block)) for block in blocks) < 2 * tables.BYTES
-    assert max(map(len, blocks)) == 40
-    found = sources.blocks(
-        sources.sources([str(path)], ReadingOptions()), ReadingOptions(keys=("id",))
-    )
-    assert len([*found]) == 16
+    rows = [[row[0] for row in block.rows] for block in blocks(path)]
+    assert [*chain(*rows)] == texts
+    assert max(sum(map(len, block)) for block in rows) < 2 * tables.BYTES
+    assert max(map(len, rows)) == 40
+    assert len([*blocks(path, keys=("id",))]) == 16
     pyarrow.parquet.write_table(table.slice(0, 0), path)
     assert read(path) == []
 
@@ -364,8 +363,7 @@ def test_a_block_of_short_lines_has_few_of_them(
     monkeypatch.setattr(sources, "RECORDS", 100)
     path = tmp_path / "in.jsonl"
     path.write_bytes(b"".join([b"x" * (number % 5) + end for number in range(5000)]))
-    found = sources.blocks(sources.sources([str(path)], ReadingOptions()), ReadingOptions())
-    lines = [records.split(block.lines) for _, block in found]
+    lines = [records.split(block.lines) for block in blocks(path)]
     assert max(map(len, lines)) < 200
     assert [len(line) for line in chain(*lines)] == [number % 5 for number in range(5000)]
 
@@ -442,10 +440,9 @@ def test_the_limit_of_a_line_is_exact(
 
 def lengths(path: Path, end: bytes, part: int, parts: int) -> list[int]:
     """Of each line with its end; -1 of one that is too long."""
-    reading = ReadingOptions(shard=(part, parts), largest=100)
     found = []
-    for _, block in sources.blocks(sources.sources([str(path)], reading), reading):
-        read = records.documents(block, reading.keys, limit=None)
+    for block in blocks(path, shard=(part, parts), largest=100):
+        read = records.documents(block, ("text",), limit=None)
         found += [-1] * len(read.faults)
         found += [len(text) + (len(end) if text != "last" else 0) for text in read.texts[0]]
     return found

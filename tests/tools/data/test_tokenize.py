@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -30,6 +29,7 @@ from launcher.tools.data.sources import ReadingOptions
 from launcher.tools.data.tokenize import TokenizeJob
 from launcher.tools.data.tokenizers import Tokenizer, TokenizerChoice
 from tests.disks import limited
+from tests.e2e.site import until
 from tests.tools.data.conftest import documents, write_jsonl
 
 END = 50256
@@ -315,10 +315,7 @@ def test_an_ended_job_leaves_no_output(tmp_path: Path, ended: signal.Signals) ->
         stdin=subprocess.PIPE,
         stderr=subprocess.PIPE,
     )
-    deadline = time.monotonic() + 60
-    while not any(path.stat().st_size for path in tmp_path.glob("*.bin.*.aside")):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    until(lambda: any(path.stat().st_size for path in tmp_path.glob("*.bin.*.aside")))
     process.send_signal(ended)
     assert "Traceback" not in process.communicate()[1].decode()
     assert not [*tmp_path.glob("out_text_document.bin"), *tmp_path.glob("*.idx")]

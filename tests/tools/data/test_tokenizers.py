@@ -7,10 +7,11 @@ import hashlib
 import json
 import os
 import string
+import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,6 @@ from launcher.tools.data.prepared import prepared
 from launcher.tools.data.sources import ReadingOptions
 from launcher.tools.data.tokenize import TokenizeJob
 from launcher.tools.data.tokenizers import Tokenizer, TokenizerChoice
-from tests.tools.data import upstream
 from tests.tools.data.conftest import documents
 
 # Where GPT-2 divides a text, from its encoder.py.
@@ -83,7 +83,9 @@ def plainly(text: str) -> list[int]:
 @example(text=" " * 300 + "x")
 @example(text="<|endoftext|>")
 def test_gpt2(gpt2: Tokenizer, text: str) -> None:
-    assert gpt2.encode([text])[0].tolist() == plainly(text)
+    tokens = gpt2.encode([text])[0].tolist()
+    assert tokens == plainly(text)
+    assert gpt2.decode(tokens) == text
 
 
 WORDS = st.text("ab中é1!' \n", min_size=1, max_size=8).flatmap(
@@ -103,13 +105,17 @@ def test_a_long_text_in_pieces_has_the_same_tokens(gpt2: Tokenizer, text: str) -
     assert found == gpt2.encode([text])[0].tolist()
 
 
-def with_merges(folder: Path, merges: list[str]) -> tokenizers.Tokenizer:
-    """A GPT-2 tokenizer of the bytes and these merges."""
+def with_merges(folder: Path, merges: list[str]) -> tuple[Path, Path]:
+    """GPT-2's files, of the bytes, these merges and the end of a document."""
     made = [merge.replace(" ", "") for merge in merges]
-    names = [*vocabulary.alphabet().values(), *made, "<|endoftext|>"]
+    names = [*vocabulary.alphabet().values(), *made, vocabulary.END]
     vocab, merge = folder / "vocab.json", folder / "merges.txt"
     vocab.write_text(json.dumps({name: number for number, name in enumerate(names)}))
     merge.write_text("".join(f"{line}\n" for line in ["#version: 0.2", *merges]))
+    return vocab, merge
+
+
+def of_files(vocab: Path, merge: Path) -> Tokenizer:
     return tokenizers.load_tokenizer(TokenizerChoice(vocab_file=vocab, merge_file=merge))
 
 
@@ -119,7 +125,7 @@ def test_a_piece_that_depends_on_its_end_grows(
 ) -> None:
     """Letters are paired from the last one on."""
     letters = string.ascii_letters
-    made = with_merges(tmp_path, [" ".join(two) for two in [*pairwise(letters)][::-1]])
+    made = of_files(*with_merges(tmp_path, [" ".join(two) for two in pairwise(letters)][::-1]))
     monkeypatch.setattr(tokenizers, "PIECE", size)
     monkeypatch.setattr(tokenizers, "LEFT", 4)
     found = made.encode([letters])[0]
@@ -132,7 +138,7 @@ def test_no_piece_begins_near_a_contraction(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: int, text: str, merge: str
 ) -> None:
     """In "??'sa" s and a are of one word, but not in "'sa"; l and a are in "lla", not in "'lla"."""
-    made = with_merges(tmp_path, [merge])
+    made = of_files(*with_merges(tmp_path, [merge]))
     text = text[0] * before + text + "b" * 30
     whole = made.encode([text])[0].tolist()
     monkeypatch.setattr(tokenizers, "PIECE", 16)
@@ -184,9 +190,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("text", ["one text", "", " two  spaces", "ü☃", "<s> </s> <end>"])
 def test_the_others(models: Path, text: str) -> None:
     model = sentencepiece.SentencePieceProcessor(model_file=str(models / "spm.model"))
-    llama = tokenizers.load_tokenizer(
-        TokenizerChoice("Llama2Tokenizer", model=models / "spm.model")
-    )
+    llama = tokenizers.load_tokenizer(LLAMA(model=models / "spm.model"))
     assert llama.encode([text])[0].tolist() == [model.bos_id(), *model.encode(text)]
     plain = tokenizers.load_tokenizer(
         TokenizerChoice("GPTSentencePieceTokenizer", model=models / "spm.model")
@@ -195,7 +199,7 @@ def test_the_others(models: Path, text: str) -> None:
     assert (llama.size, llama.end, plain.end) == (330, model.eos_id(), model.eos_id())
     own = huggingface.Tokenizer.from_file(str(models / "tokenizer.json"))
     own.no_truncation()
-    made = tokenizers.load_tokenizer(TokenizerChoice("HuggingFaceTokenizer", model=models))
+    made = tokenizers.load_tokenizer(HUGGING(model=models))
     assert made.encode([text])[0].tolist() == own.encode(text).ids
     assert made.end == own.token_to_id("<end>")
 
@@ -233,66 +237,42 @@ def test_special_tokens_are_those_of_the_release(models: Path, release: str) -> 
 
 
 def test_ranks_come_after_special_tokens(models: Path) -> None:
-    chosen = TokenizerChoice(
-        "TikTokenizer", model=models / "ranks.json", vocab_size=269, special_tokens=10
-    )
+    chosen = RANKS(model=models / "ranks.json", vocab_size=269, special_tokens=10)
     made = tokenizers.load_tokenizer(chosen)
     assert (made.size, made.end) == (269, 2)
     assert made.encode(["text <s>"])[0].tolist() == [268, 42, 70, 125, 72]
     assert made.decode([268]) == "text"
 
 
+HUGGING = partial(TokenizerChoice, "HuggingFaceTokenizer", model=Path("tokenizer.json"))
+LLAMA = partial(TokenizerChoice, "Llama2Tokenizer")
+RANKS = partial(TokenizerChoice, "TikTokenizer", model=Path("ranks.json"))
+
+
 @pytest.mark.parametrize(
     ("chosen", "said"),
     [
         (TokenizerChoice("BertTokenizer"), "--tokenizer-type BertTokenizer"),
-        (TokenizerChoice("HuggingFaceTokenizer", model=Path("spm.model")), "no tokenizer.json"),
+        (HUGGING(model=Path("spm.model")), "no tokenizer.json"),
+        (HUGGING(end="<x>"), "no token '<x>'"),
+        (HUGGING(end="\udcff"), r"no token '\udcff'"),
+        (LLAMA(model=Path("tokenizer.json")), "no SentencePiece model"),
+        (LLAMA(model=Path()), ".: a folder"),
         (
-            TokenizerChoice("Llama2Tokenizer", model=Path("tokenizer.json")),
-            "no SentencePiece model",
+            LLAMA(vocab_file=Path("v"), merge_file=Path("m")),
+            "--vocab-file: Llama2Tokenizer doesn't",
         ),
-        (TokenizerChoice("TikTokenizer", model=Path("tokenizer.json")), "no list of rank"),
-        (
-            TokenizerChoice("TikTokenizer", model=Path("ranks.json")),
-            "Say the size: --vocab-size 1259",
-        ),
-        (
-            TokenizerChoice("TikTokenizer", model=Path("ranks.json"), special_tokens=2),
-            "at least 3, <unk>",
-        ),
-        (
-            TokenizerChoice("TikTokenizer", model=Path("ranks.json"), special_tokens=-1),
-            "at least 3, <unk>",
-        ),
-        (
-            TokenizerChoice("TikTokenizer", model=Path("ranks.json"), vocab_size=1000),
-            "fewer than the 1000",
-        ),
-        (TokenizerChoice("TikTokenizer", model=Path("gap.json")), "aren't 0, 1, 2 and so on"),
-        (
-            TokenizerChoice("TikTokenizer", model=Path("words.json")),
-            "aren't the bytes in their order",
-        ),
-        (
-            TokenizerChoice(model=Path("tokenizer.json")),
-            "--tokenizer-model: GPT2BPETokenizer doesn't read",
-        ),
+        (RANKS(model=Path("tokenizer.json")), "no list of rank"),
+        (RANKS(), "Say the size: --vocab-size 1259"),
+        (RANKS(special_tokens=2), "at least 3, <unk>"),
+        (RANKS(special_tokens=-1), "at least 3, <unk>"),
+        (RANKS(vocab_size=1000), "fewer than the 1000"),
+        (RANKS(model=Path("gap.json")), "aren't 0, 1, 2 and so on"),
+        (RANKS(model=Path("words.json")), "aren't the bytes in their order"),
+        (TokenizerChoice(model=Path("x")), "--tokenizer-model: GPT2BPETokenizer doesn't read"),
         (TokenizerChoice(vocab_size=50257), "--tokenizer-type TikTokenizer"),
         (TokenizerChoice(pattern="v2"), "--tiktoken-pattern: GPT2BPETokenizer doesn't read it"),
         (TokenizerChoice(end="</s>"), "--eod-token: GPT2BPETokenizer doesn't read it"),
-        (
-            TokenizerChoice("Llama2Tokenizer", vocab_file=Path("v"), merge_file=Path("m")),
-            "--vocab-file: Llama2Tokenizer doesn't read it",
-        ),
-        (
-            TokenizerChoice("HuggingFaceTokenizer", model=Path("tokenizer.json"), end="<x>"),
-            "no token '<x>'",
-        ),
-        (
-            TokenizerChoice("HuggingFaceTokenizer", model=Path("tokenizer.json"), end="\udcff"),
-            r"no token '\udcff'",
-        ),
-        (TokenizerChoice("Llama2Tokenizer", model=Path()), ".: a folder"),
         *(
             (TokenizerChoice(megatron=v), f"--megatron {v}: no release")
             for v in ("16", "new", "", "0.x")
@@ -400,6 +380,23 @@ def test_another_end_of_a_document_is_another_prepared_text(tmp_path: Path) -> N
     assert found == [[[[0, 1]]], [[[0, 2]]]]
 
 
+def upstreams(checkout: Path, source: Path, prefix: Path, model: Path | None = None) -> None:
+    """Run upstream's program by MEGATRON_PYTHON, which has torch and regex, on GPT-2's vocabulary.
+
+    With a SentencePiece `model`, as Llama 2's: then that Python needs sentencepiece.
+    """
+    program = checkout / "tools/preprocess_data.py"
+    command = [os.environ.get("MEGATRON_PYTHON", "python3"), str(program), "--input", str(source)]
+    command += ["--output-prefix", str(prefix), "--append-eod", "--workers", "2"]
+    if model:
+        command += ["--tokenizer-type", "Llama2Tokenizer", "--tokenizer-model", str(model)]
+    else:
+        vocab_file, merge_file = vocabulary.vocabulary_files(None, None)
+        command += ["--vocab-file", str(vocab_file), "--merge-file", str(merge_file)]
+        command += ["--tokenizer-type", "GPT2BPETokenizer"]
+    subprocess.run(command, check=True, capture_output=True)
+
+
 @pytest.mark.skipif("MEGATRON_CHECKOUT" not in os.environ, reason="MEGATRON_CHECKOUT isn't set")
 @pytest.mark.parametrize("kind", ["GPT2BPETokenizer", "Llama2Tokenizer"])
 def test_upstream_writes_the_same_bytes(tmp_path: Path, models: Path, kind: str) -> None:
@@ -408,7 +405,7 @@ def test_upstream_writes_the_same_bytes(tmp_path: Path, models: Path, kind: str)
     texts = [*SCRIPTS, "", [], ["a", "", "b"], "x" * 9000, "<|endoftext|>", "word " * 9000]
     source.write_text("".join(json.dumps({"text": text}) + "\r\n" for text in texts))
     model = models / "spm.model" if kind == "Llama2Tokenizer" else None
-    upstream.tokenize(checkout, source, tmp_path / "theirs", model)
+    upstreams(checkout, source, tmp_path / "theirs", model)
     chosen = TokenizerChoice(kind, model=model, megatron=own_version(checkout))
     tokenize.run(
         TokenizeJob((str(source),), tmp_path / "ours", ReadingOptions(), chosen, append_eod=True),
@@ -419,25 +416,14 @@ def test_upstream_writes_the_same_bytes(tmp_path: Path, models: Path, kind: str)
         assert ours.read_bytes() == theirs.read_bytes()
 
 
-ALPHABET = vocabulary.alphabet()
-
-
 @pytest.fixture
 def small(tmp_path: Path) -> tuple[Path, Path]:
     """A vocabulary of the bytes, two merges and the end of a document."""
-    tokens = [*ALPHABET.values(), "ab", "abc", vocabulary.END]
-    (tmp_path / "vocab.json").write_text(json.dumps({t: n for n, t in enumerate(tokens)}))
-    (tmp_path / "merges.txt").write_text("#version: 0.2\na b\nab c\n")
-    return tmp_path / "vocab.json", tmp_path / "merges.txt"
-
-
-@given(st.text(max_size=80))
-def test_decoding_gives_the_text(gpt2: Tokenizer, text: str) -> None:
-    assert gpt2.decode(gpt2.encode([text])[0].tolist()) == text
+    return with_merges(tmp_path, ["a b", "ab c"])
 
 
 def test_another_vocabulary_is_used_as_it_is(small: tuple[Path, Path]) -> None:
-    found = tokenizers.load_tokenizer(TokenizerChoice(vocab_file=small[0], merge_file=small[1]))
+    found = of_files(*small)
     assert (found.size, found.end) == (259, 258)
     assert found.encode(["abcab abd"])[0].tolist() == [257, 256, 220 + 0, 256, 67]  # space: Ġ
     assert not vocabulary.load_vocabulary(*small).genuine
@@ -508,12 +494,7 @@ def test_files_are_read_once(small: tuple[Path, Path], capsys: pytest.CaptureFix
     """A shell's <(…) can't be read again."""
     vocab, merge = (path.read_bytes() for path in small)
     with piped(vocab) as vocab_file, piped(merge) as merge_file:
-        assert (
-            tokenizers.load_tokenizer(
-                TokenizerChoice(vocab_file=vocab_file, merge_file=merge_file)
-            ).size
-            == 259
-        )
+        assert of_files(vocab_file, merge_file).size == 259
     with piped(vocab) as vocab_file, piped(merge) as merge_file:
         options = ["--vocab-file", str(vocab_file), "--merge-file", str(merge_file)]
         assert cli.main(["data", "vocab", *options]) == 0
@@ -532,11 +513,9 @@ def piped(content: bytes) -> Iterator[Path]:
         yield Path(f"/dev/fd/{read}")
 
 
-def test_one_file_alone_and_a_package_that_was_changed_are_told(
+def test_a_file_that_is_not_there_and_a_package_that_was_changed_are_told(
     small: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(UsageError, match="one of --vocab-file and --merge-file is missing"):
-        vocabulary.vocabulary_files(small[0], None)
     with pytest.raises(UsageError, match=r"absent: No such file"):
         vocabulary.load_vocabulary(small[0], small[0].with_name("absent"))
     monkeypatch.setitem(vocabulary.PACKAGED, "vocab.json", "__init__.py")

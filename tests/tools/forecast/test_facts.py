@@ -14,12 +14,6 @@ from launcher.tools.forecast.forecast import Hardware, forecast
 from tests.tools.forecast.records import H100, MadeUpRun
 
 
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("LAUNCHER_RUNS", str(tmp_path / "runs"))
-    return tmp_path / "runs"
-
-
 def fact(folder: Path, made: MadeUpRun) -> RunFact:
     found = facts.of_run(made.keep(folder))
     assert found

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,32 +11,16 @@ import pytest
 from launcher import cli
 from launcher.tools.forecast import ask, facts, receipt, site, timing
 from launcher.tools.forecast.forecast import Hardware, forecast
+from tests.tools.forecast.conftest import Said
 from tests.tools.forecast.records import H100, MadeUpRun
 
 H100_GPU = Hardware(H100, H100, 85 * 10**9, (9, 0))
 
 
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("LAUNCHER_RUNS", str(tmp_path / "runs"))
+@pytest.fixture(autouse=True)
+def _prices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LAUNCHER_SETTINGS", str(tmp_path / "settings.yaml"))
     (tmp_path / "settings.yaml").write_text("prices: {h100-80gb: 2.5}\n")
-    return tmp_path / "runs"
-
-
-Said = Callable[..., dict[str, Any]]
-
-
-@pytest.fixture
-def said(capsys: pytest.CaptureFixture[str], folder: Path) -> Said:
-    """What a command prints as JSON."""
-
-    def said(*words: str) -> dict[str, Any]:
-        assert cli.main([*words, "--json"]) == 0
-        found: dict[str, Any] = json.loads(capsys.readouterr().out)
-        return found
-
-    return said
 
 
 LAYOUTS: list[dict[str, Any]] = [

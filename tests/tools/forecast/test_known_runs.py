@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -101,46 +102,36 @@ def test_a_short_run_on_text_is_routed_unevenly(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "load"),
+    ("load", "options", "times"),
     [
-        ({}, 16 / 7),  # with 1/7 both experts are one rank's: 4/7 + 2 · 6/7
-        ({"expert_model_parallel_size": 2}, 10 / 7),
-        ({"expert_model_parallel_size": 8}, 4.0),
-        ({"train_iters": 1500}, 1 + 9 / 70),
-        ({"moe_expert_capacity_factor": 1.5}, 1.5),
-        ({"num_experts": 128, "moe_router_topk": 8}, 1.743),  # by 20,000 draws: 1.744
-        ({"mock_data": True}, 1.0),
-        ({"train_iters": None}, 1.0),
-        ({"finetune": True}, 1.0),  # by routers that have been trained
-    ],
-)
-def test_the_busiest_rank_where_all_tokens_choose_the_same_experts(
-    options: dict[str, Any], load: float
-) -> None:
-    done = work(next(run for run in RUNS if run["name"].startswith("mixtral")))
-    both = {**done.options, **options}
-    done = replace(done, options={key: value for key, value in both.items() if value is not None})
-    assert timing.mean_load(done) == pytest.approx(load, abs=0.001)
-
-
-@pytest.mark.parametrize(
-    ("options", "load"),
-    [
-        ({}, 4.0),  # each token's two experts are on one of four ranks
-        ({"expert_model_parallel_size": 8}, 4.0),  # on two of eight
-        ({"expert_model_parallel_size": 1}, 1.0),
-        ({"moe_expert_capacity_factor": 1.5}, 1.5),  # the others are dropped
-        ({"num_experts": None}, 1.0),
+        (timing.mean_load, {}, 16 / 7),  # with 1/7 both experts are one rank's: 4/7 + 2 · 6/7
+        (timing.mean_load, {"expert_model_parallel_size": 2}, 10 / 7),
+        (timing.mean_load, {"expert_model_parallel_size": 8}, 4.0),
+        (timing.mean_load, {"train_iters": 1500}, 1 + 9 / 70),
+        (timing.mean_load, {"moe_expert_capacity_factor": 1.5}, 1.5),
+        (
+            timing.mean_load,
+            {"num_experts": 128, "moe_router_topk": 8},
+            1.743,
+        ),  # 20,000 draws: 1.744
+        (timing.mean_load, {"mock_data": True}, 1.0),
+        (timing.mean_load, {"train_iters": None}, 1.0),
+        (timing.mean_load, {"finetune": True}, 1.0),  # by routers that have been trained
+        (timing.highest_load, {}, 4.0),  # each token's two experts are on one of four ranks
+        (timing.highest_load, {"expert_model_parallel_size": 8}, 4.0),  # on two of eight
+        (timing.highest_load, {"expert_model_parallel_size": 1}, 1.0),
+        (timing.highest_load, {"moe_expert_capacity_factor": 1.5}, 1.5),  # the others are dropped
+        (timing.highest_load, {"num_experts": None}, 1.0),
     ],
 )
 def test_the_busiest_rank_has_so_many_times_as_many_rows(
-    options: dict[str, Any], load: float
+    load: Callable[[Work], float], options: dict[str, Any], times: float
 ) -> None:
-    run = next(run for run in RUNS if run["name"].startswith("mixtral"))
-    done = work(run)
+    """Of all steps, and where all tokens choose the same experts."""
+    done = work(next(run for run in RUNS if run["name"].startswith("mixtral")))
     both = {**done.options, **options}
     done = replace(done, options={key: value for key, value in both.items() if value is not None})
-    assert timing.highest_load(done) == load
+    assert load(done) == pytest.approx(times, abs=0.001)
 
 
 LAID = {False: 10, True: 14}

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from launcher import cli
+from tests.tools.forecast.conftest import Said
 
+CARD = ("--gpu", "h100-80gb")
 EXPERTS, CONTEXT = "parallel.expert_model_parallel_size", "parallel.context_parallel_size"
 MADE_UP = """
 name: made-up
@@ -25,18 +25,6 @@ data: {mock: true, vocab_size: 65024}
 """
 
 
-def said(capsys: pytest.CaptureFixture[str], name: str, *words: str) -> dict[str, Any]:
-    assert cli.main(["forecast", name, "--gpu", "h100-80gb", *words, "--json"]) == 0
-    found: dict[str, Any] = json.loads(capsys.readouterr().out)
-    return found
-
-
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("LAUNCHER_RUNS", str(tmp_path / "runs"))
-    return tmp_path
-
-
 EXPERTS_OF_48 = ("megatron_args.num_experts=48", "megatron_args.moe_router_topk=6")
 
 
@@ -45,12 +33,12 @@ EXPERTS_OF_48 = ("megatron_args.num_experts=48", "megatron_args.moe_router_topk=
     [(4096, (*EXPERTS_OF_48, f"{EXPERTS}=2"), EXPERTS), (32768, (), CONTEXT)],
 )
 def test_experts_and_long_sequences_are_divided_otherwise(
-    tokens: int, more: tuple[str, ...], key: str, folder: Path, capsys: Any
+    tokens: int, more: tuple[str, ...], key: str, tmp_path: Path, said: Said
 ) -> None:
     """TP and PP alone were tried."""
-    (folder / "run.yaml").write_text(MADE_UP % {"tokens": tokens})
+    (tmp_path / "run.yaml").write_text(MADE_UP % {"tokens": tokens})
     sets = [word for each in more for word in ("--set", each)]
-    found = said(capsys, str(folder / "run.yaml"), *sets)["others"]
+    found = said("forecast", str(tmp_path / "run.yaml"), *CARD, *sets)["others"]
     assert any(key in each["set"] for each in found)
     assert all(each["bytes"] < 80e9 for each in found)
     assert "make_vocab_size_divisible_by" not in str(found[0]["set"])  # it stays what it is
@@ -58,11 +46,12 @@ def test_experts_and_long_sequences_are_divided_otherwise(
 
 @pytest.mark.parametrize("words", ["--gpus 8", "--gpus 8 --nodes 2", "--gpus 4 --nodes 8"])
 @pytest.mark.parametrize("name", ["mixtral-8x7b", "qwen3-30b-a3b", "llama3-8b"])
-def test_what_is_named_can_be_run(name: str, words: str, folder: Path, capsys: Any) -> None:
+def test_what_is_named_can_be_run(name: str, words: str, said: Said) -> None:
     """mixtral-8x7b on 8 GPUs was told of TP=8, which the launcher itself refused: two processes
     for its experts, and one replica."""
-    for other in said(capsys, name, *words.split())["others"]:
+    asked = ("forecast", name, *CARD, *words.split())
+    for other in said(*asked)["others"]:
         keys = {key: json.dumps(value) for key, value in other["set"].items()}
         sets = [word for key, value in keys.items() for word in ("--set", f"{key}={value}")]
-        taken = said(capsys, name, *words.split(), *sets)
+        taken = said(*asked, *sets)
         assert taken["memory"]["total"] == other["bytes"]

@@ -42,28 +42,41 @@ def fitting(table: dict[str, Any], row: list[Any]) -> Work:
 
 def work(table: dict[str, Any], row: list[Any], micro: int) -> Work:
     hidden, heads, layers, tensor, pipeline, gpus, batch, _ = row
-    each = min(8, gpus)
+    model = {"hidden_size": hidden, "num_attention_heads": heads, "num_layers": layers}
+    parallel = {
+        "tensor_model_parallel_size": tensor, "pipeline_model_parallel_size": pipeline,
+        "sequence_parallel": (tensor > 1 and not table["recomputed"]) or None,
+        "use_distributed_optimizer": None if table["recomputed"] else True,
+    }  # fmt: skip
+    more = RECOMPUTED if table["recomputed"] else OVERLAPPED
+    done = upstreams(table, gpus, (micro, batch), model, parallel, more)
+    assert (done.where.world, done.where.tensor, done.where.pipeline) == (gpus, tensor, pipeline)
+    return done
+
+
+def upstreams(
+    table: dict[str, Any],
+    gpus: int,
+    batches: tuple[int, int],
+    model: dict[str, Any],
+    parallel: dict[str, Any],
+    more: dict[str, Any],
+) -> Work:
+    """A run of upstream's program with a table's sequences, of micro-batches and global batches."""
+    each, length = min(8, gpus), table["sequence"]
     config = RunConfig.model_validate({
         "name": "a", "image": {"name": "x"}, "program": "pretrain_gpt.py", "gpus": each,
         "nodes": {"count": gpus // each},
-        "model": {
-            "hidden_size": hidden, "num_attention_heads": heads, "num_layers": layers,
-            "seq_length": table["sequence"], "max_position_embeddings": table["sequence"],
-        },
-        "parallel": {
-            "tensor_model_parallel_size": tensor, "pipeline_model_parallel_size": pipeline,
-            "sequence_parallel": (tensor > 1 and not table["recomputed"]) or None,
-            "use_distributed_optimizer": None if table["recomputed"] else True,
-        },
-        "megatron_args": RECOMPUTED if table["recomputed"] else OVERLAPPED,
+        "model": {**model, "seq_length": length, "max_position_embeddings": length},
+        "parallel": parallel,
+        "megatron_args": more,
         "training": {
-            "micro_batch_size": micro, "global_batch_size": batch, "bf16": True, "train_iters": 1,
-            "lr": 1e-3,
+            "micro_batch_size": batches[0], "global_batch_size": batches[1], "bf16": True,
+            "train_iters": 1, "lr": 1e-3,
         },
         "data": {"mock": True, "vocab_size": table["vocabulary"]},
     })  # fmt: skip
     where = layout.layout(config, each)
-    assert (where.world, where.tensor, where.pipeline) == (gpus, tensor, pipeline)
     return Work(config.program, values_of(config, where), where, gpus // each, False, True)
 
 
@@ -114,34 +127,20 @@ def test_most_published_runs_are_within_a_fifth() -> None:
 def of_experts(row: list[Any]) -> tuple[site.StepTime, float]:
     """GPT OSS 120B's forecast, and the ms that it took."""
     card, gpus, pipeline, over, micro, batch, rate = row
-    length = OF_EXPERTS["sequence"]
-    config = RunConfig.model_validate({
-        "name": "a", "image": {"name": "x"}, "program": "pretrain_gpt.py", "gpus": 8,
-        "nodes": {"count": gpus // 8},
-        "model": {
-            "hidden_size": 2880, "num_attention_heads": 64, "kv_channels": 64,
-            "num_query_groups": 8, "num_layers": 36, "ffn_hidden_size": 2880, "swiglu": True,
-            "seq_length": length, "max_position_embeddings": length, "normalization": "RMSNorm",
-            "position_embedding_type": "rope", "untie_embeddings_and_output_weights": True,
-        },
-        "parallel": {
-            "pipeline_model_parallel_size": pipeline, "expert_model_parallel_size": over,
-            "use_distributed_optimizer": True,
-        },
-        "megatron_args": {
-            "num_experts": 128, "moe_router_topk": 4, "moe_grouped_gemm": True, **OVERLAPPED,
-        },
-        "training": {
-            "micro_batch_size": micro, "global_batch_size": batch, "bf16": True, "train_iters": 1,
-            "lr": 1e-3,
-        },
-        "data": {"mock": True, "vocab_size": OF_EXPERTS["vocabulary"]},
-    })  # fmt: skip
-    where = layout.layout(config, 8)
-    done = Work(config.program, values_of(config, where), where, gpus // 8, False, True)
+    model = {
+        "hidden_size": 2880, "num_attention_heads": 64, "kv_channels": 64, "num_query_groups": 8,
+        "num_layers": 36, "ffn_hidden_size": 2880, "swiglu": True, "normalization": "RMSNorm",
+        "position_embedding_type": "rope", "untie_embeddings_and_output_weights": True,
+    }  # fmt: skip
+    parallel = {
+        "pipeline_model_parallel_size": pipeline, "expert_model_parallel_size": over,
+        "use_distributed_optimizer": True,
+    }  # fmt: skip
+    more = {"num_experts": 128, "moe_router_topk": 4, "moe_grouped_gemm": True, **OVERLAPPED}
+    done = upstreams(OF_EXPERTS, gpus, (micro, batch), model, parallel, more)
     found = site.step(done, timing.published(card, done.precision), [])
     assert found
-    return found, 1000 * batch * length / gpus / rate
+    return found, 1000 * batch * OF_EXPERTS["sequence"] / gpus / rate
 
 
 @pytest.mark.parametrize("row", OF_EXPERTS["experts"], ids=lambda row: f"{row[0]} {row[4:6]}")

@@ -12,7 +12,8 @@ import pytest
 from launcher.base.errors import UsageError
 from launcher.tools.importing import from_script, sandbox
 from launcher.tools.importing.from_script import import_script
-from tests.tools.importing.conftest import IMAGES, sandbox_here
+from tests.e2e.site import until
+from tests.tools.importing.conftest import IMAGES, Imported, sandbox_here
 
 LINES = (Path(__file__).parent / "hostile.txt").read_text(encoding="utf-8").splitlines()
 HOSTILE = [
@@ -63,10 +64,8 @@ def test_a_hostile_script_changes_nothing_and_ends(
     assert time.monotonic() - begun < 300
     assert tree(tmp_path) == before
     assert machine() == name
-    end = time.monotonic() + 10  # the kernel ends what was below a sandbox by and by
-    while left := {*running(str(folder))} - {os.getpid()}:
-        assert time.monotonic() < end, left
-        time.sleep(0.05)
+    # The kernel ends what was below a sandbox by and by.
+    until(lambda: {*running(str(folder))} <= {os.getpid()})
 
 
 def running(mark: str) -> list[int]:
@@ -82,16 +81,11 @@ def running(mark: str) -> list[int]:
 
 
 def test_a_sandbox_has_no_network_no_environment_and_no_other_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    imported: Imported, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What a script could read or reach would be in its output, or gone."""
-    box = sandbox_here()
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("SECRET_OF_MINE", "abc")
-    (tmp_path / "beside.sh").write_text("LAYERS=3\n")
-    (tmp_path / "far").mkdir()
-    script = tmp_path / "far" / "train.sh"
-    script.write_text(
+    text = (
         "[ -e /etc/passwd ] && A=--seed || A=\n"
         "ls /sys/class/net 2>/dev/null | grep -qv lo && A=--seed\n"
         "[ -e ../beside.sh ] && A=--seed\n"
@@ -99,20 +93,15 @@ def test_a_sandbox_has_no_network_no_environment_and_no_other_files(
         '[ "$(id -u)" = 0 ] && A=--seed\n'
         "torchrun pretrain_gpt.py --num-layers 2 $A\n"
     )
-    done = import_script(script, script.read_text(), IMAGES, box)
+    done = imported(text, "far/train.sh", **{"beside.sh": "LAYERS=3\n"})
     assert "num_layers: 2\n" in done.text
     assert "seed" not in done.text
 
 
-def test_a_socket_beside_a_script_cant_be_reached(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_socket_beside_a_script_cant_be_reached(imported: Imported, tmp_path: Path) -> None:
     """tmux's or an engine's takes orders also where its folder is read-only: it leads outside."""
-    box = sandbox_here()
-    monkeypatch.chdir(tmp_path)
-    script = tmp_path / "train.sh"
     connect = "socket(S, AF_UNIX, SOCK_STREAM, 0) && connect(S, sockaddr_un('/run/beside/s'))"
-    script.write_text(
+    text = (
         f'A=$(/usr/bin/perl -MSocket -e "{connect} or print \\$!" 2>&1)\n'
         'torchrun pretrain_gpt.py --num-layers 2 --save "$A"\n'
     )
@@ -120,69 +109,66 @@ def test_a_socket_beside_a_script_cant_be_reached(
         listening.bind("s")  # its whole path may be too long
         listening.listen(1)
         listening.settimeout(0)
-        done = import_script(script, script.read_text(), IMAGES, box)
+        done = imported(text)
         with pytest.raises(BlockingIOError):
             listening.accept()
     assert "Operation not permitted" in done.text
 
 
+WRITE = "for i in {1..9}; do /usr/bin/head -c 30000000 /dev/zero > /tmp/$i; done"
+
+
 @pytest.mark.parametrize(
-    "text",
+    ("text", "said"),
     [
-        "\n" * (2**18 - 100) + LAST,
-        "a(){\n" * 50000 + LAST,
-        "torchrun pretrain_gpt.py --num-layers 2 $(/usr/bin/seq 120000)",
+        ("\n" * (2**18 - 100) + LAST, "it can't be read within 3 seconds"),
+        ("a(){\n" * 50000 + LAST, "it can't be read within 3 seconds"),
+        (
+            "torchrun pretrain_gpt.py --num-layers 2 $(/usr/bin/seq 120000)",
+            "it can't be read within 3 seconds",
+        ),
+        (f"{LAST}{WRITE}; read -t 5 < <(/usr/bin/sleep 5)\n", "bytes of memory"),
+        (
+            f"for i in 1 2 3 4; do torchrun x.py $(/usr/bin/seq 90000); done\n{LAST}",
+            "over 300000 words",
+        ),
+    ],
+    ids=[
+        *("regular expressions: hours of what bash does at once", "functions", "comparisons"),
+        "bubblewrap before 0.8 bounds files in memory by half of the machine's alone",
+        "a list of words takes far more memory than their bytes",
     ],
 )
-def test_a_script_that_is_long_to_read_is_given_up(
-    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_what_takes_too_long_or_too_much_is_given_up(
+    text: str, said: str, imported: Imported, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Regular expressions and comparisons would take hours of what bash does at once."""
-    monkeypatch.setattr(from_script, "MOST_SECONDS", 3)
-    monkeypatch.chdir(tmp_path)
+    if "seconds" in said:
+        monkeypatch.setattr(from_script, "MOST_SECONDS", 3)
+    monkeypatch.setattr(sandbox, "DISK", 2**30)
+    monkeypatch.setattr(sandbox, "MEMORY", 150_000_000)
     begun = time.monotonic()
-    with pytest.raises(UsageError, match="it can't be read within 3 seconds"):
-        import_script(tmp_path / "train.sh", text, IMAGES, sandbox_here())
+    with pytest.raises(UsageError, match=said):
+        imported(text)
     assert time.monotonic() - begun < 300
 
 
-def test_files_in_memory_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """bubblewrap before 0.8 bounds them by half of the machine's memory alone."""
-    monkeypatch.setattr(sandbox, "DISK", 2**30)
-    monkeypatch.setattr(sandbox, "MEMORY", 150_000_000)
-    monkeypatch.chdir(tmp_path)
-    write = "for i in {1..9}; do /usr/bin/head -c 30000000 /dev/zero > /tmp/$i; done"
-    text = f"{LAST}{write}; read -t 5 < <(/usr/bin/sleep 5)\n"
-    with pytest.raises(UsageError, match="bytes of memory"):
-        import_script(tmp_path / "train.sh", text, IMAGES, sandbox_here())
-
-
-def test_what_a_script_starts_has_bounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A list of words takes far more memory than their bytes."""
-    monkeypatch.chdir(tmp_path)
-    text = f"for i in 1 2 3 4; do torchrun x.py $(/usr/bin/seq 90000); done\n{LAST}"
-    with pytest.raises(UsageError, match="over 300000 words"):
-        import_script(tmp_path / "train.sh", text, IMAGES, sandbox_here())
-
-
-def test_a_script_may_write_among_the_records(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A name such as ² or 007 was taken for a number, and ended the import."""
-    monkeypatch.chdir(tmp_path)
-    text = f"echo > $STANDIN_RECORDS/²; echo > $STANDIN_RECORDS/007\n{LAST}"
-    done = import_script(tmp_path / "train.sh", text, IMAGES, sandbox_here())
-    assert "num_layers: 2\n" in done.text
-
-
-def test_scripts_that_it_names_may_be_out_of_reach(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A name that is too long for a file, or one that mayn't be read, ended the import."""
-    monkeypatch.chdir(tmp_path)
-    text = f"# {'a' * 300}.sh\n{LAST}"
-    (tmp_path / "train.sh").write_text(text)
-    assert import_script(tmp_path / "train.sh", text, IMAGES, sandbox_here()).text
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"echo > $STANDIN_RECORDS/²; echo > $STANDIN_RECORDS/007\n{LAST}",
+        f"# {'a' * 300}.sh\n{LAST}",
+        "touch a; cp a b; mv b c; ln -s c d; echo 1 | tee e > f; rm a\n"
+        "[ -f c ] && [ -L d ] && [ -s e ] && [ ! -e a ] && [ ! -e b ] && L=2 || L=1\n"
+        "torchrun pretrain_gpt.py --num-layers $L\n",
+    ],
+    ids=[
+        "a name such as ² or 007 among the records was taken for a number",
+        "a script that it names has too long a name for a file",
+        "copying was passed over, and a test of the file decided wrongly",
+    ],
+)
+def test_what_a_script_does_ends_no_import(text: str, imported: Imported) -> None:
+    assert "num_layers: 2\n" in imported(text).text
 
 
 def test_a_script_in_the_root_folder_is_refused() -> None:
@@ -202,14 +188,9 @@ def test_where_there_is_no_sandbox_a_script_is_refused(
     assert "--trust" in str(caught.value)
 
 
-def test_with_trust_the_stand_ins_alone_are_between(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_with_trust_the_stand_ins_alone_are_between(imported: Imported, tmp_path: Path) -> None:
     """Its stand-ins keep what starts, copies and removes from this machine."""
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "canary").write_text("kept")
-    script = tmp_path / "train.sh"
-    script.write_text(
+    text = (
         "rm -rf canary; mkdir new; cp canary b\nX=<x>\n"
         r"find . -name canary -exec rm {} \;; find . -name canary -delete" + "\n"
         "sed -i s/kept/changed/ canary; sed -ne p -i canary\n"
@@ -217,22 +198,8 @@ def test_with_trust_the_stand_ins_alone_are_between(
         "cd /nowhere/of/it; echo changed > canary; cd ../it && /bin/rm -f canary; cd -\n"
         "srun torchrun a.py --seed 1\n"
     )
-    done = import_script(script, script.read_text(), IMAGES, sandbox.find_sandbox(trust=True))
+    done = imported(text, box=sandbox.find_sandbox(trust=True), canary="kept")
     assert "seed: 1" in done.text
     assert sorted(one.name for one in tmp_path.iterdir()) == ["canary", "train.sh"]
     assert (tmp_path / "canary").read_text() == "kept"
     assert not Path("/nowhere").exists()
-
-
-def test_what_a_script_does_with_files_it_finds_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Copying was passed over, and a test of the file decided wrongly, without a word."""
-    monkeypatch.chdir(tmp_path)
-    text = (
-        "touch a; cp a b; mv b c; ln -s c d; echo 1 | tee e > f; rm a\n"
-        "[ -f c ] && [ -L d ] && [ -s e ] && [ ! -e a ] && [ ! -e b ] && L=2 || L=1\n"
-        "torchrun pretrain_gpt.py --num-layers $L\n"
-    )
-    done = import_script(tmp_path / "train.sh", text, IMAGES, sandbox_here())
-    assert "num_layers: 2\n" in done.text

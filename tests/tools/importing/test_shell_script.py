@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import shlex
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -30,12 +31,16 @@ def read(text: str, *positional: str, images: Images = IMAGES, **given: str) -> 
     return import_script(Path("script.sh"), text, images, box, arguments=positional, given=given)
 
 
+once = cache(read)
+"""A script that two helpers are asked for runs in one sandbox."""
+
+
 def told(text: str, *positional: str, **given: str) -> list[str]:
-    return [f"{left.line}: {left.what}" for left in read(text, *positional, **given).told]
+    return [f"{left.line}: {left.what}" for left in once(text, *positional, **given).told]
 
 
 def config(text: str, *positional: str, **given: str) -> RunConfig:
-    return yamlfile.parse(read(text, *positional, **given).text, RunConfig, "run.yaml")
+    return yamlfile.parse(once(text, *positional, **given).text, RunConfig, "run.yaml")
 
 
 @pytest.mark.parametrize("name", SCRIPTS)

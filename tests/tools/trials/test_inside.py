@@ -11,7 +11,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -28,6 +27,7 @@ from launcher.images.engine import connect
 from launcher.tools.trials import cell, inside, report, series
 from launcher.tools.trials.result import Cell, CellResult
 from launcher.tools.trials.series import TrialOptions
+from tests.e2e.site import until
 from tests.tools.trials.samples import RESULTS, result
 
 TEXT = Path(inside.__file__).read_text(encoding="utf-8")
@@ -169,9 +169,7 @@ def test_a_series_in_the_background_can_end_it() -> None:
         stdin=subprocess.PIPE,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),
     ) as process:
-        deadline = time.monotonic() + 60
-        while is_deaf(process.pid) and time.monotonic() < deadline:
-            time.sleep(0.1)
+        until(lambda: not is_deaf(process.pid))
         process.send_signal(signal.SIGINT)  # once: a second one would break off its leaving
         try:
             assert process.wait(20) == 130

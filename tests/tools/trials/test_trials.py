@@ -27,6 +27,7 @@ from launcher.tools.trials import facts, trials
 from launcher.tools.trials.facts import Fact
 from launcher.tools.trials.trials import TrialError, TrialPlace, TrialRun
 from tests.e2e.command import launcher, refused
+from tests.tools.conftest import Here
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -308,6 +309,6 @@ def test_facts_are_written_into_a_matrix(
     assert (row["cudnn"], row["nccl"]) == ("9.5.0.50", "2.22.3")
 
 
-def test_what_makes_no_sense_is_told_at_once() -> None:
-    refused(launcher("image", "probe"), 2, "--backend local without one")
-    refused(launcher("image", "probe", "--backend", "local", "--write"), 2, "no tag ''")
+def test_what_makes_no_sense_is_told_at_once(here: Here) -> None:
+    refused(here("image", "probe"), 2, "--backend local without one")
+    refused(here("image", "probe", "--backend", "local", "--write"), 2, "no tag ''")

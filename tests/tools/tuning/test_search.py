@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -12,6 +13,7 @@ from launcher.tools.tuning.settings import MICRO, Setting
 from tests.tools.tuning.test_settings import space
 
 FAST = "megatron_args.no_fast"
+Predict = Callable[[Setting], "float | None"]
 
 
 def micro_of(setting: Setting) -> int:
@@ -42,8 +44,8 @@ class Ran:
         return Measurement(setting, cost(setting), 1000.0)
 
 
-def search(ran: Ran, *sets: str) -> Search:
-    return Search(space("training.micro_batch_size=1", *sets), cost, ran)
+def search(ran: Ran) -> Search:
+    return Search(space("training.micro_batch_size=1"), cost, ran)
 
 
 def test_the_best_predicted_comes_after_what_is_given() -> None:
@@ -61,18 +63,12 @@ def test_what_is_predicted_hopeless_is_not_measured() -> None:
     assert not any(FAST in dict(setting.changes) for setting in ran.asked)
 
 
-def test_out_of_memory_is_survived() -> None:
-    ran = Ran(largest=4)
-    best = search(ran).run()
+@pytest.mark.parametrize(("largest", "predict"), [(4, cost), (16, lambda setting: None)])
+def test_the_largest_that_fits_is_found(largest: int, predict: Predict) -> None:
+    """Out of memory is survived; without a prediction the neighbours are tried."""
+    best = Search(space("training.micro_batch_size=1"), predict, Ran(largest)).run()
     assert best
-    assert dict(best.setting.changes) == {MICRO: 4}
-
-
-def test_without_a_prediction_the_neighbours_are_tried() -> None:
-    ran = Ran()
-    best = Search(space("training.micro_batch_size=1"), lambda setting: None, ran).run()
-    assert best
-    assert dict(best.setting.changes) == {MICRO: 16}
+    assert dict(best.setting.changes) == {MICRO: largest}
 
 
 def test_the_time_ends_it_with_what_is_known() -> None:
