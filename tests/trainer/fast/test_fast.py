@@ -516,11 +516,11 @@ from launcher.agent import compat
 compat.prepare()
 import torch
 from launcher.trainer.fast import device_adam, fast
-compile, seen = torch.compile, []
+seen = []
 def kept(graph, inputs):
     seen.append([x for x in inputs if isinstance(x, (int, torch.SymInt))])
     return graph.forward
-torch.compile = lambda function, options, **given: compile(function, backend=kept, **given)
+torch.compile = lambda function, options, **given: torch._dynamo.optimize(kept, **given)(function)
 squares = fast.compile_alike(device_adam._squares)
 for size in (64, 96, 128):
     squares(torch.ones(size), None, None)
