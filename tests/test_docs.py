@@ -20,7 +20,6 @@ from tools import options
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]
-GENERATED = [DOCS / "failures.md"]
 LONGEST = 30  # words of a sentence
 INVENTED = re.compile(r"\b(told|tells?|said|of it)\b", re.IGNORECASE)
 """Words that DESIGN's plain English replaces by the usual ones: warn, report, print, show."""

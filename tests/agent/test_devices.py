@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from launcher.agent import cpu
-from launcher.agent.ranks import driver
+from launcher.agent.ranks import devices, driver
 from launcher.agent.ranks.devices import able
 
 VOLTA, AMPERE, ADA, HOPPER, BLACKWELL = (7, 0), (8, 0), (8, 9), (9, 0), (12, 0)
@@ -110,3 +112,19 @@ def test_a_gpus_properties_are_those_of_a_machine_without_one() -> None:
     found = torch.cuda.get_device_properties("cuda:0")
     assert (found.name, found.major, found.minor) == ("CPU", 0, 0)
     assert found.total_memory > 1 << 20
+
+
+def test_the_check_asks_torch_for_nothing_that_makes_a_cuda_context(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A context would take a GPU in exclusive mode from the rank that starts beside the check.
+
+    A stand-in for torch: what it has gives a device's properties, for which torch makes none.
+    """
+    known = {"get_device_name": lambda number: "a GPU", "get_arch_list": lambda: ["sm_90"]}
+    known |= {"device_count": lambda: 1, "get_device_capability": lambda number: HOPPER}
+    monkeypatch.setattr(devices.signal, "signal", lambda *_: None)
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=SimpleNamespace(**known)))
+    devices.main()
+    told = json.loads(capsys.readouterr().out)
+    assert told == {"devices": [["a GPU", [*HOPPER]]], "arch_list": ["sm_90"]}

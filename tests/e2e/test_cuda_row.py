@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import subprocess
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,8 +18,7 @@ from launcher.images.matrix.load import load_lock
 from launcher.images.matrix.schema import Extension, GitSource
 from launcher.images.sources import extensions, fetch, lock
 from tests.e2e.command import in_image, standin, tarred
-from tests.images.builder.conftest import commit_all
-from tests.images.builder.test_extensions import HUB
+from tests.images.builder.test_extensions import HUB, git, repository
 
 if TYPE_CHECKING:
     from docker import DockerClient
@@ -61,19 +59,13 @@ WRAPPER = '#!/bin/sh\nBROUGHT=yes exec python3.11 "$@"\n'
 def kernels(tmp_path: Path) -> tuple[str, Extension]:
     """A GitHub on this machine, and an extension there whose header is in a submodule."""
     hub = tmp_path / "hub/a"
-    headers, at = hub / "headers.git", hub / "kernels.git"
-    for folder in (headers / "include", at):
-        folder.mkdir(parents=True)
-    (headers / "include/headers.h").write_text('#define HEADER "a submodule\'s"\n')
-    (at / "setup.py").write_text(SETUP)
-    (at / "ext.c").write_text(SOURCE)
-    for folder in (headers, at):
-        commit_all(folder)
-    local = ["git", "-C", str(at), "-c", "protocol.file.allow=always"]
-    added = ["submodule", "--quiet", "add", str(headers), "lib/headers"]
-    subprocess.run([*local, *added], check=True)
+    repository(hub / "headers.git", {"include/headers.h": '#define HEADER "a submodule\'s"\n'})
+    repository(hub / "kernels.git", {"setup.py": SETUP, "ext.c": SOURCE})
+    at = hub / "kernels.git"
+    git(at, "submodule", "add", "-q", str(hub / "headers.git"), "lib/headers")
+    git(at, "commit", "-q", "-m", "submodule")
     return f"file://{tmp_path}/hub/", Extension(
-        git=GitSource(url=f"{HUB}a/kernels.git", commit=commit_all(at)),
+        git=GitSource(url=f"{HUB}a/kernels.git", commit=git(at, "rev-parse", "HEAD")),
         submodules={"lib/headers": f"{HUB}a/headers.git"},
         package="kernels-x",
         modules=["kernels_ext"],

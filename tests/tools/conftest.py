@@ -18,7 +18,11 @@ def here(capfd: pytest.CaptureFixture[str]) -> Here:
     """Runs a command in this process: what `launcher` gives of one that starts, a second sooner."""
 
     def here(*words: str) -> CompletedProcess[str]:
-        return CompletedProcess(words, cli.main([*words]), *capfd.readouterr())
+        try:
+            code = cli.main([*words])
+        except SystemExit as usage:
+            code = int(usage.code or 0)
+        return CompletedProcess(words, code, *capfd.readouterr())
 
     return here
 

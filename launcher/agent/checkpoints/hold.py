@@ -56,7 +56,7 @@ def living(root: Path) -> str:
         handle = files.open_own(root / LOCK, os.O_RDONLY)
     except (FileNotFoundError, NotADirectoryError):
         return ""
-    try:
+    with files.closing_handle(handle):
         locked = files.try_lock(handle)
         other = _read(handle)
         if locked is False:
@@ -65,8 +65,6 @@ def living(root: Path) -> str:
             return ""
         age = _age(root, handle)
         return f"{_named(other)} (last heartbeat {age:.0f} s ago)" if age < STALE_SECONDS else ""
-    finally:
-        os.close(handle)
 
 
 class Hold:
@@ -228,12 +226,8 @@ def _is_at(handle: int, path: Path) -> bool:
 
 def _beat_of(path: Path, handle: int) -> int:
     """The time of the last heartbeat (ns); opening the file asks a file server anew."""
-    with suppress(FileNotFoundError):
-        fresh = files.open_own(path, os.O_RDONLY)
-        try:
-            return os.fstat(fresh).st_mtime_ns
-        finally:
-            os.close(fresh)
+    with suppress(FileNotFoundError), open(files.open_own(path, os.O_RDONLY)) as fresh:
+        return os.fstat(fresh.fileno()).st_mtime_ns
     return os.fstat(handle).st_mtime_ns
 
 

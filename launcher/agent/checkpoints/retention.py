@@ -17,9 +17,9 @@ POLL_SECONDS = 5.0
 class Retention:
     """Lets the complete checkpoints of a `line` under `root` say so, and keeps the newest `keep`.
 
-    It looks when the tracker has changed since the start, which a program writes last: a run that
-    is refused, or fails before it saves, removes nothing. What it removes, or can't, it passes to
-    `say`. Where another run has taken the folder over, it does nothing.
+    It looks when the tracker, which a program writes last, has changed since the start: a run that
+    saves nothing removes nothing. What it removes, or can't, it passes to `say`. Where another run
+    has taken the folder over, it does nothing.
     """
 
     root: Path
@@ -31,7 +31,7 @@ class Retention:
 
     def __post_init__(self) -> None:
         with suppress(OSError):
-            self.seen = self._changed()
+            self.seen = (self.root / folders.TRACKER).stat().st_mtime_ns
         self.ended = threading.Event()
         self.thread = threading.Thread(target=self._watch, daemon=True)
 
@@ -51,7 +51,7 @@ class Retention:
     def look(self) -> None:
         """Sign what is complete and remove what is too old, if the tracker has changed since."""
         try:
-            changed = self._changed()
+            changed = (self.root / folders.TRACKER).stat().st_mtime_ns
             claimed = lineage.claimed(self.root)
             if changed == self.seen or (claimed and claimed.holder != self.holder):
                 return
@@ -67,7 +67,3 @@ class Retention:
             return
         if removed:
             self.say(f"removed checkpoints {', '.join(path.name for path in removed)}")
-
-    def _changed(self) -> int:
-        """When the tracker was written last (ns). Raises `OSError`."""
-        return (self.root / folders.TRACKER).stat().st_mtime_ns

@@ -203,16 +203,16 @@ def _needed(
         )
         parts = (weights, gradients, optimizer, int(activations), int(logits))
         beside = max(tokens * buffer, back - logits)  # which are gone by then
-        alike = halves and single and sharers == where.world == where.data * where.context
+        alike = halves and single and where.world == where.data * where.context
+        apart = weights - int(parameters * states[0]) if sharers < where.world else 0  # experts'
         if how == "whole" and halves:
             kept = 2 * (parameters if single else 2 * size.words()) + parts_of_sums
             beside += WORKSPACE + kept
             if last and options.get("eval_iters") != 0:
                 beside = max(beside, kept + logits / copies * EVALUATED - sum(parts[3:]))
-        elif alike and where.world <= PAIR:
-            beside += weights  # of one buffer, as much in 16 bits: trainer/fast/gradients.py
-        if alike and where.world == PAIR:
-            beside += weights  # and the other replica's
+        elif alike:  # as much in 16 bits: trainer/fast/gradients.py
+            beside += apart * (sharers == 1) + (weights - apart) * (where.world <= PAIR)
+        beside += (weights - apart) * (alike and where.world == PAIR)  # and the other replica's
         if laid:
             largest = max(parameters / (where.data * where.context), expert_layers * own / sharers)
             beside = max(beside, LAID * largest - sum(parts[3:]))

@@ -45,7 +45,6 @@ RAISED, CHAINED, UNCAUGHT, ENDS, LOUD, ECHO, FAR = (
 )
 RAISED_OR_CHAINED = re.compile(f"{RAISED.pattern}|{CHAINED.pattern}", re.MULTILINE)
 NOTABLE = re.compile(f"{RAISED_OR_CHAINED.pattern}|{LOUD.pattern}", re.MULTILINE)
-HEAD = re.compile(r"\s*[\w.]+: *")  # an exception whose message begins on the next line
 COMMAND = re.compile(r"`([^`]+)`")  # a command in a cure
 
 
@@ -61,8 +60,7 @@ class Failure:
     raised: where Megatron raises what is else unknown (refusals.py). cause: the end that shows it
     alone (EndCause). sets: KEY=VALUE that `resume` has to set. of_node: a fault of the machine that
     writes it. warns: a warning may show it; an unknown error after its report outranks it. located:
-    it says but where it failed; its cure is what to try first. row: its name before a log's words
-    are in it.
+    it says but where it failed; its cure is a first step. row: its name before words are in it.
     """
 
     name: str
@@ -323,7 +321,7 @@ def _suspect(lines: list[Words], raised: dict[str, LogLine], loud: dict[str, Log
             continue
         chosen, kind = raised if is_raised else loud, re.sub(r"[\da-f]+", "", line.text)
         if kind not in chosen and len(chosen) < SUSPECTS:
-            chosen[kind] = _located(lines, index)
+            chosen[kind] = _located([*lines[:index], _whole(lines, index)], index)
 
 
 def _before(lines: list[Words], index: int) -> list[Words]:
@@ -335,17 +333,21 @@ def _before(lines: list[Words], index: int) -> list[Words]:
     return lines[max(ends, default=begin) : index]
 
 
-def _located(lines: list[Words], index: int) -> LogLine:
-    """The line to quote, and where it is raised, by Megatron's words or its stack.
+def _whole(lines: list[Words], index: int) -> Words:
+    """The line, with the next one where it ends before its message."""
+    line, after = lines[index], lines[index + 1 : index + 2]
+    if not (RAISED.search(line.text) and line.text.rstrip().endswith(":") and after):
+        return line
+    said = after[0].text.strip()
+    return line._replace(raw=f"{line.raw.rstrip()} {said}", text=f"{line.text.rstrip()} {said}")
 
-    Where it is but an exception's name, the next line, its message, is quoted with it.
-    """
+
+def _located(lines: list[Words], index: int) -> LogLine:
+    """The line to quote, and where it is raised, by Megatron's words or its stack."""
     line = lines[index]
     if not RAISED.search(line.text):
         return line.quoted
-    if HEAD.fullmatch(line.text) and index + 1 < len(lines) and not ECHO.search(line.text):
-        line = line._replace(raw=f"{line.raw.rstrip()} {lines[index + 1].text.strip()}")
-    where = refusals.find(line.raw) or stated.location(stated.traceback(_before(lines, index)))
+    where = refusals.find(line.text) or stated.location(stated.traceback(_before(lines, index)))
     return replace(line.quoted, raised_by=where)
 
 

@@ -23,7 +23,6 @@ PASSED = re.compile(
 
 WRAPPER = re.compile(r"(?:^|[._])(?:wrapp(?:er|ed)\w*|decorat\w*|inner(?:_f)?|new_func|_fn)$")
 """Functions that call another for somebody: decorators'."""
-
 HANDS_ON = re.compile(r"\*\*\w*(?:kwargs?|kwds)\b")  # a call with whatever its caller gave
 
 HOLE = re.compile(r"\{(\w+)\}")

@@ -86,7 +86,7 @@ def start(
 def keep(assembled: PlannedRun, asked: RunRequest, chosen: Backend, *, preflight: bool) -> Plan:
     """The plan of a run that can work, once its folders are made and its record is kept."""
     plan = of_line(assembled.plan, asked, chosen)
-    machine = prepare(replace(assembled, plan=plan), asked, chosen, preflight=preflight)
+    machine = prepare(replace(assembled, plan=plan), chosen, preflight=preflight)
     try:
         record.write(record.record_of(plan, asked, chosen.name))
         provenance.keep(plan, provenance.facts_of(plan, asked, chosen, machine))
@@ -108,6 +108,8 @@ def _start_array(
                 assembled = assemble(one, chosen, new_stamp())
                 one = replace(one, config=assembled.run.config)
                 plans[number] = keep(assembled, one, chosen, preflight=preflight)
+            for plan in plans.values():
+                tidy(plan, chosen)
             started: Sequence[Job] = chosen.start_array(plans)
         except LauncherError:
             for plan in plans.values():
@@ -170,9 +172,7 @@ def attach(text: str, shown: OutputDetail = OutputDetail.USUAL) -> int:
     ).code
 
 
-def prepare(
-    assembled: PlannedRun, asked: RunRequest, chosen: Backend, *, preflight: bool
-) -> Machine | None:
+def prepare(assembled: PlannedRun, chosen: Backend, *, preflight: bool) -> Machine | None:
     """Check that the run can work, and make its folders. The machine, where it was looked at."""
     plan = assembled.plan
     for line in (*assembled.notes, *(f"warning: {line}" for line in assembled.ignored)):
@@ -184,8 +184,6 @@ def prepare(
     files.require(plan)
     machine = _preflight(assembled, chosen) if preflight and not chosen.scheduled else None
     _make_folders(plan)
-    if plan.checkpoints:
-        tidy(plan, asked.config)
     return machine
 
 
@@ -287,20 +285,26 @@ def _remedy(config: RunConfig, on: bool) -> str:
     )
 
 
-def tidy(plan: Plan, config: RunConfig) -> None:
+def tidy(plan: Plan, chosen: Backend) -> None:
     """Set the run's checkpoints aside that aren't complete: Megatron 0.9 won't save where one lies.
 
-    Several nodes share the folder, so the first one's launcher does it.
+    All that refuses the run comes before. Several nodes share the folder, so the first one's
+    launcher does it. Raises UsageError.
     """
-    if config.nodes.rank or not plan.checkpoints:
+    line = find.line(dict(plan.labels))
+    if not (line and plan.checkpoints and chosen.shares_files):
         return
-    for path in folders.set_aside(Path(plan.checkpoints), find.line(dict(plan.labels))):
-        tell(f"an incomplete checkpoint was set aside: {path}")
+    try:
+        for path in folders.set_aside(Path(plan.checkpoints), line):
+            tell(f"an incomplete checkpoint was set aside: {path}")
+    except OSError as error:
+        raise UsageError(f"checkpoint.save: {error.filename}: {error.strerror}") from error
 
 
 def begin(chosen: Backend, plan: Plan, *, attach: bool) -> Job:
     """Start a run's first attempt; one that doesn't start leaves no record."""
     try:
+        tidy(plan, chosen)
         return chosen.start(plan, attach=attach)
     except LauncherError:
         record.forget(plan.run)
@@ -356,7 +360,7 @@ class Attempts:
             assert plan.checkpoints
             _refuse_sharing(plan)
             plan = of_line(plan, asked, self.chosen)
-            tidy(plan, config)
+            tidy(plan, self.chosen)
             if newest := find.newest(dict(plan.labels)):
                 tell(f"going on from {newest.folder}")
                 asked = replace(asked, config=resume.from_newest(config))

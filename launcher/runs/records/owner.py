@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 
 from launcher.base import files
@@ -51,11 +51,8 @@ def _opened(path: Path) -> Iterator[int | None]:
     handle = None
     with suppress(OSError):
         handle = files.open_own(path, os.O_RDWR | os.O_CREAT)
-    try:
+    with nullcontext() if handle is None else files.closing_handle(handle):
         yield handle
-    finally:
-        if handle is not None:
-            os.close(handle)
 
 
 def ask_to_stop(run: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -14,7 +15,7 @@ from threading import Timer
 from typing import Any
 
 from launcher.agent import costs
-from launcher.agent.words import COSTS
+from launcher.agent.words import COMPILED, COSTS
 from launcher.runs.explain.failures import FailureSign, explain
 from launcher.runs.follow import ask
 from launcher.runs.follow.assemble import bare_plan
@@ -23,7 +24,7 @@ from launcher.runs.records import metrics, record
 from launcher.runs.runfile.config import RunConfig
 from launcher.tools.tuning import rate
 from launcher.tools.tuning.search import Measurement, as_line, of_lines
-from launcher.tools.tuning.settings import Changes, Setting
+from launcher.tools.tuning.settings import WORKERS, Changes, Setting
 
 LINES = 5
 """Of the log that a run has, about as many steps each; the first has the warming up in it."""
@@ -55,6 +56,7 @@ LINE = 1.0
 """Seconds that a line should take at least: of slow steps, each has a line."""
 
 OVER = "the time was over"
+COMPILING = re.compile(rf"{COMPILED} in (\d+) s")
 
 MEASUREMENTS = "measured.jsonl"
 RATE_SECONDS = 120
@@ -141,6 +143,8 @@ class Runs:
         self.best: float | None = None
         self.first = True
         self.last, self.made = 0.0, 0  # seconds of the last run, and how many were measured
+        self.compiling = 0.0  # the most of a run's seconds in which torch compiled
+        self.compiled = set[tuple[tuple[str, object], ...]]()  # what of settings it has kept
 
     def __call__(self, setting: Setting) -> Measurement | None:
         """What the setting takes; None where there is no more time."""
@@ -148,23 +152,29 @@ class Runs:
         if found is None:
             began, until = time.monotonic(), self.until
             until -= self.last if self.made >= TRACED_AFTER else 0.0
-            if began + self.last > until:
+            if began + self._seconds(setting) > until:
                 return None
             found = self._run(setting, until)
             if found.why.startswith(PORT):  # by another run, meanwhile
                 found = self._run(setting, until)
             if found.why == OVER:
                 return None
-            self.last, self.made = time.monotonic() - began, self.made + 1
+            self.last, self.made = time.monotonic() - began - self.spent, self.made + 1
+            self.compiling = max(self.compiling, self.spent)
+            self.compiled.add(_of_steps(setting))
             record.append(self.name, MEASUREMENTS, as_line(found))
             self.known[setting] = found
         if found.ms and not (self.best and self.best < found.ms):
             self.best = found.ms
         return found
 
+    def _seconds(self, setting: Setting) -> float:
+        """What a run should take: the last one's, and what torch compiles anew."""
+        return self.last + (0.0 if _of_steps(setting) in self.compiled else self.compiling)
+
     def _run(self, setting: Setting, until: float, more: Changes | None = None) -> Measurement:
         """A run, ended once its log shows what a step takes, and at the latest `until` then."""
-        argv = self._argv(setting, more or {})
+        argv, self.spent = self._argv(setting, more or {}), 0.0
         steps, mib, tail, ended = list[metrics.TrainingStep](), list[float](), list[str](), False
         began = time.monotonic()
         with subprocess.Popen(
@@ -181,6 +191,8 @@ class Runs:
             try:
                 for line in _lines(process):
                     tail = [*tail[-300:], line]
+                    if compiled := COMPILING.search(line):
+                        self.spent = float(compiled[1])
                     for found in metrics.parse_all(line):
                         steps += [found] if isinstance(found, metrics.TrainingStep) else []
                         if isinstance(found, metrics.MemoryUse):
@@ -256,6 +268,11 @@ def has_told(steps: Sequence[metrics.TrainingStep]) -> bool:
         for step, count in zip(later, counts[-len(later) :], strict=True)
     )
     return (most <= FEW * least and seconds > SURE) or (most <= STEADY * least and seconds > ENOUGH)
+
+
+def _of_steps(setting: Setting) -> tuple[tuple[str, object], ...]:
+    """What bears on what torch compiles."""
+    return tuple(change for change in setting.changes if change[0] != WORKERS)
 
 
 def _set(key: str, value: object) -> str:

@@ -96,6 +96,7 @@ class Space:
         on_gpus, upstream = self.config.gpus != "0", self.config.program == UPSTREAM
         world = self.processes * self.config.nodes.count
         found: dict[str, list[Changes]] = {
+            "loader": [{}, {WORKERS: 4}] if on_gpus else [],  # for which nothing is compiled anew
             "precision": list(self._precisions()),
             "micro-batch": list(self._micro_batches()),
             "layout": list(self._layouts(world)),
@@ -105,7 +106,6 @@ class Space:
             "kernels": self._kernels() if on_gpus and not upstream else [],
             "fusions": self._fusions() if on_gpus and upstream else [],
             "loss": [{FUSED_LOSS: True}, {FUSED_LOSS: None}] if on_gpus and upstream else [],
-            "loader": [{}, {WORKERS: 4}] if on_gpus else [],
         }
         return {name: values for name, values in found.items() if len(values) > 1}
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -46,9 +46,8 @@ class DeviceAdam:
         self.replicas = parallel_state.get_data_parallel_group(with_context_parallel=True)
         self.shared = list(getattr(self.inners[0], "model_chunks", []))  # each replica's own share
         made = [list(gather(inner, whole=not arguments.on_cpu)) for inner in self.inners]
-        self.buffers = [one for each in made for one in each]
-        self.of_experts = self.buffers[len(made[0]) :]
-        device = self.buffers[0].master.device
+        self.common, self.of_experts = made[0], [one for each in made[1:] for one in each]
+        device = self.common[0].master.device
         table = [learning_rate(arguments, step) for step in range(arguments.train_iters + 1)]
         self.rates = torch.tensor(table, device=device)
         self.steps = torch.full((1,), steps, device=device)
@@ -61,6 +60,7 @@ class DeviceAdam:
             self.growth, self.hysteresis = (torch.tensor(x, device=device) for x in trackers)
         self.halves: list[Buffer] = []
         self.spread: Callable[[], None] = self._gather
+        self.arrive: Callable[[], None] = lambda: None  # once the other replica's gradients have
         self.compile_with(compiled)
 
     def _gather(self) -> None:
@@ -73,10 +73,12 @@ class DeviceAdam:
         functions = (_squares, _prepare, _update)
         self._squares, self._prepare, self._update = map(compiled, functions)
 
-    def read(self, own: torch.Tensor, other: torch.Tensor | None) -> None:
+    def read(
+        self, buffers: Sequence[Buffer], own: torch.Tensor, other: torch.Tensor | None
+    ) -> None:
         """Take gradients from where they lie in 16 bits as the fp32 ones would, [elements]: a
         replica's own, or the mean of its own and the other's."""
-        for each in self.buffers:
+        for each in buffers:
             start = each.gradient.storage_offset()
             here = slice(start, start + each.gradient.numel())
             each.gradient, each.other = own[here], None if other is None else other[here]
@@ -84,7 +86,7 @@ class DeviceAdam:
     def write(self, theirs: torch.Tensor, peer: Peer) -> None:
         """Write the parameters of a share to the other replica's too, as all lie in `theirs`,
         rather than have them gathered."""
-        for each in self.buffers:
+        for each in self.common:
             assert each.model is not None
             start = each.model.storage_offset()
             each.there = theirs[start : start + len(each.model)]
@@ -96,13 +98,13 @@ class DeviceAdam:
 
         The other half's masters and moments are old until `unite`.
         """
-        whole = self.buffers[0]
-        if len(self.buffers) > 1 or whole.model is None:
+        whole = self.common[0]
+        if len(self.common) > 1 or whole.model is None:
             return None
         whole.model, theirs = peer.lay(whole.model, parameters)
         half = whole.half()
         self.halves = [whole.part(slice(0, half)), whole.part(slice(half, len(whole.model)))]
-        self.buffers = [self.halves[peer.rank]]
+        self.common = [self.halves[peer.rank]]
         self.write(theirs, peer)
         return half
 
@@ -120,13 +122,16 @@ class DeviceAdam:
         Without a loss scale it always is, and says so without the device.
         """
         given, scaled = self.arguments, self.scaler is not None
-        squares = self._all_squares() if given.clip_grad > 0 or scaled else None
+        normed = given.clip_grad > 0 or scaled
+        of_experts = self._squares_of(self.of_experts) if normed and self.of_experts else None
+        self.arrive()
+        squares = self._all_squares(of_experts) if normed else None
         scale = self.scaler.scale.view(()) if scaled else None
         kept = (self.rates, self.steps, self.norm, self.taken)
         betas = (given.adam_beta1, given.adam_beta2)
         scalars = self._prepare(squares, scale, *kept, given.clip_grad, given.weight_decay, betas)
         constants = (*betas, given.adam_eps)
-        for each in self.buffers:
+        for each in (*self.common, *self.of_experts):
             read = (each.gradient, each.other)
             state = (each.master, each.mean, each.square, each.decayed, each.model, each.there)
             self._update(*read, *state, *scalars, self.taken if scaled else None, constants)
@@ -137,11 +142,9 @@ class DeviceAdam:
             self._rescale()
         return self.taken if scaled else True, self.norm if given.clip_grad > 0 else None
 
-    def _all_squares(self) -> torch.Tensor:
+    def _all_squares(self, of_experts: torch.Tensor | None) -> torch.Tensor:
         """The sum of squares of all the gradients, fp32 [], in the same bits on all ranks."""
-        each = [self._squares(x.gradient, x.other, x.counted) for x in self.buffers]
-        common = len(each) - len(self.of_experts)
-        squares = torch.stack(each[:common]).sum()
+        squares = self._squares_of(self.common)
         several = torch.distributed.get_world_size(self.replicas) > 1
         shared = self.shared or self.halves
         if several and shared:
@@ -149,14 +152,17 @@ class DeviceAdam:
         split = torch.distributed.get_world_size(self.group) > 1
         if split:
             torch.distributed.all_reduce(squares, group=self.group)
-        if self.of_experts:
-            theirs = torch.stack(each[common:]).sum()
-            torch.distributed.all_reduce(theirs, group=_where_summed(self.inners[1]))
-            squares = squares + theirs
+        if of_experts is not None:
+            torch.distributed.all_reduce(of_experts, group=_where_summed(self.inners[1]))
+            squares = squares + of_experts
         if several and (split or not shared):  # each has summed for itself
             first = torch.distributed.get_process_group_ranks(self.replicas)[0]
             torch.distributed.broadcast(squares, first, group=self.replicas)
         return squares
+
+    def _squares_of(self, buffers: Sequence[Buffer]) -> torch.Tensor:
+        each = [self._squares(x.gradient, x.other, x.counted) for x in buffers]
+        return torch.stack(each).sum()
 
     def _rescale(self) -> None:
         """Halve the loss scale after overflows, and double it after long without."""

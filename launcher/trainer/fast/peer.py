@@ -6,7 +6,8 @@ By torch's symmetric memory: https://docs.pytorch.org/docs/stable/symmetric_memo
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -28,6 +29,7 @@ class Peer:
         torch.distributed.all_gather_object(reasons, reason, group=group)
         if any(reasons):
             raise RuntimeError(next(filter(None, reasons)))
+        self.stream = torch.cuda.Stream()
 
     def empty(self, like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Two of a shape and kind: this rank's, and the other's, as it is seen from here."""
@@ -55,3 +57,14 @@ class Peer:
     def meet(self) -> None:
         """Have what both have started done, and seen by both, before what they start next."""
         self.handle.barrier(channel=0)
+
+    @contextmanager
+    def beside(self) -> Iterator[None]:
+        """What is started in it goes on beside what comes next, until `join`."""
+        self.stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self.stream):
+            yield
+
+    def join(self) -> None:
+        """Have what was started beside done before what comes next."""
+        torch.cuda.current_stream().wait_stream(self.stream)

@@ -61,6 +61,7 @@ class FastTrainer(Trainer):
             self.path = self._reach(self.gathered)
             if ranks := self.gpt.expert_ranks:
                 ranks.put = self.gathered.put
+                ranks.reach()
         return made
 
     def _reach(self, gathered: GatheredGradients) -> fast.Path:

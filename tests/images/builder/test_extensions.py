@@ -27,28 +27,36 @@ MATRIX, LOCK = load_matrix(), load_lock()
 HUB = "https://github.com/"
 
 
+def git(folder: Path, *args: str) -> str:
+    options = ["-c", "user.name=x", "-c", "user.email=x@example.org", "-c", "core.autocrlf=false"]
+    command = ["git", "-C", str(folder), *options, "-c", "protocol.file.allow=always", *args]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+
+def repository(folder: Path, files: dict[str, str]) -> None:
+    """A repository with one commit of `files`."""
+    for name, text in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    commit_all(folder)
+
+
 @pytest.fixture
 def mirrored(tmp_path: Path, empty_site: Settings) -> Settings:
     """A site whose GitHub is a folder: a/kernels with two submodules, a/headers and a/tests."""
     hub = tmp_path / "hub/a"
-    kernels = hub / "kernels.git"
-    kernels.mkdir(parents=True)
-    (kernels / "setup.py").write_text("import setuptools\n")
-    commit_all(kernels)
+    repository(hub / "kernels.git", {"setup.py": "import setuptools\n"})
     for name in ("headers", "tests"):
-        (hub / f"{name}.git/include").mkdir(parents=True)
-        (hub / f"{name}.git/include/{name}.h").write_text(f"// {name}\n")
-        commit_all(hub / f"{name}.git")
-        add = ["submodule", "--quiet", "add", str(hub / f"{name}.git"), f"lib/{name}"]
-        local = ["git", "-C", str(kernels), "-c", "protocol.file.allow=always"]
-        subprocess.run([*local, *add], check=True)
-    commit_all(kernels)
+        repository(hub / f"{name}.git", {f"include/{name}.h": f"// {name}\n"})
+        git(hub / "kernels.git", "submodule", "add", "-q", str(hub / f"{name}.git"), f"lib/{name}")
+    git(hub / "kernels.git", "commit", "-q", "-m", "submodules")
     return replace(empty_site, git_mirror=f"file://{tmp_path}/hub/")
 
 
 def wanted(site: Settings, *submodules: str) -> Extension:
     kernels = Path(site.git_mirror.removeprefix("file://"), "a/kernels.git")
-    commit = source.git(kernels, "rev-parse", "HEAD").strip()
+    commit = git(kernels, "rev-parse", "HEAD")
     return Extension(
         git=GitSource(url=f"{HUB}a/kernels.git", commit=commit),
         submodules={f"lib/{name}": f"{HUB}a/{name}.git" for name in submodules},

@@ -295,24 +295,3 @@ def test_memory_and_disk(
 def test_a_length_in_samples(asked: Asker) -> None:
     run = asked("gpt3-175b")
     assert saved.iterations(run.config) == -(-146484375 // 1536)
-
-
-@pytest.mark.parametrize(
-    ("done", "total", "step", "at"),
-    [
-        (0, 10, 5, [5, 10]),
-        (0, 11, 5, [5, 10, 11]),
-        (5, 11, 5, [10, 11]),
-        (7, 10, 5, [10]),
-        (10, 10, 5, []),
-        (0, 10, None, [10]),
-        (10, 10, None, []),
-        (0, 3, 5, [3]),
-        (11, 11, 5, []),
-    ],
-)
-def test_when_checkpoints_are_saved(
-    asked: Asker, done: int, total: int, step: int | None, at: list[int]
-) -> None:
-    config = asked("gpt2", f"checkpoint.save_interval={step or 'null'}").config
-    assert list(saved.saves(config, done, total)) == at

@@ -86,6 +86,8 @@ def again(
     def again(wanted: RunRequest, *jobs: Any, seen: bool = True) -> list[Plan]:
         made = replace(plan("gpt2-tiny.yaml"), run=RUN, checkpoints=str(save))
         labels = {**dict(made.labels), f"{LABEL}run": RUN, f"{LABEL}checkpoints": str(save)}
+        if wanted.config.nodes.count > 1:
+            labels[f"{LABEL}node"] = str(wanted.config.nodes.rank)
         made = replace(made, labels=tuple(labels.items()))
         monkeypatch.setattr(start, "assemble", lambda *_: PlannedRun(made, ImageFacts()))
         monkeypatch.setattr(start.find, "jobs", lambda: [(None, one) for one in jobs])
@@ -132,11 +134,27 @@ def test_a_run_that_does_not_start_leaves_no_record(save: Path, plan: Callable[.
     def refuse(*_: Any, **__: Any) -> None:
         raise EngineError("no")
 
-    chosen: Any = SimpleNamespace(start=refuse, contained=True)
+    chosen: Any = SimpleNamespace(start=refuse, contained=True, shares_files=True)
     first = start.FirstAttempt(replace(plan("gpt2-tiny.yaml"), run=RUN), ExitStack())
     with pytest.raises(EngineError):
         start.Attempts(asked(save), chosen, Stamp(RUN, ""), first)(0)
     assert not record.folder(RUN).exists()
+
+
+def test_nothing_is_set_aside_before_all_that_refuses_a_run(
+    save: Path, plan: Callable[..., Plan], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of an array, the first task's were, and then the second task's checks refused it."""
+    made = replace(plan("gpt2-tiny.yaml"), run=RUN, checkpoints=str(save), mounts=())
+    made = replace(made, labels=((f"{LABEL}run", RUN), (f"{LABEL}checkpoints", str(save))))
+    monkeypatch.setattr(start.find, "jobs", list)
+    chosen: Any = SimpleNamespace(
+        start=lambda plan, attach: plan, scheduled=False, shares_files=True, contained=True
+    )
+    start.prepare(PlannedRun(made, cast(Any, None)), chosen, preflight=False)
+    assert checkpoints(save) == ["iter_0000010.partial"]
+    start.begin(chosen, made, attach=False)
+    assert checkpoints(save) == ["iter_0000010.incomplete"]
 
 
 def test_a_run_without_a_record_here_is_only_looked_at(
@@ -258,7 +276,7 @@ def test_what_names_the_folder_to_load_from_goes_on(theirs: Path, tmp_path: Path
         assert [mount.target for mount in plan.mounts if mount.source == str(theirs)] == [
             "/checkpoints"
         ]
-    start.tidy(plan, asked(theirs).config)
+    start.tidy(plan, cast(Any, NO_GPUS))
     newest = start.find.newest(dict(plan.labels))
     assert newest is not None
     assert newest.iteration == 6
@@ -273,7 +291,7 @@ def test_what_names_the_folder_to_load_from_goes_on(theirs: Path, tmp_path: Path
 def test_what_the_file_allows_is_saved_among_others_which_stay(theirs: Path) -> None:
     folder = {"save": str(theirs), "save_overwrite": True}
     plan = plan_of(asked(theirs, program="./own.py", checkpoint=folder))
-    start.tidy(plan, asked(theirs).config)
+    start.tidy(plan, cast(Any, NO_GPUS))
     assert sorted(checkpoints(theirs)) == ["iter_0000003", "iter_0000006", "iter_0000009"]
     assert start.find.newest(dict(plan.labels)) is None
     assert "--save-overwrite" not in plan.argv

@@ -118,18 +118,6 @@ def test_batch_and_vocabulary_stay_and_the_layout_works(
         assert vocabulary(found, size, after) == vocabulary(was, size, processes)
 
 
-@given(ran(), st.data())
-def test_the_number_of_replicas_changes_first(before: tuple[RunConfig, int], data: Any) -> None:
-    was, processes = before
-    old = layout.layout(was, processes)
-    whole = global_batch(was, old)
-    after = old.model * data.draw(
-        st.sampled_from([n for n in range(1, whole + 1) if whole % n == 0])
-    )
-    new = layout.layout(resume.on_processes(was, processes, after).config, after)
-    assert (new.tensor, new.pipeline, new.context) == (old.tensor, old.pipeline, old.context)
-
-
 GROWING = {"micro_batch_size": 4, "global_batch_size": 24, "rampup_batch_size": [8, 8, 100]}
 STAGES = {"decoder-first-pipeline-num-layers": 4}
 OLD = {"--ckpt-format": "torch"}

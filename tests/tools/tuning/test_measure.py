@@ -82,3 +82,19 @@ def test_a_run_ends_with_the_time_for_all(
     runs.last = 600
     assert runs(Setting((("a", 1),))) is None
     assert runs.shares(Setting()) == {}
+
+
+def test_what_torch_has_compiled_takes_no_time_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model that compiles for a minute had one row in three: no run was begun after it."""
+    monkeypatch.setenv("LAUNCHER_RUNS", str(tmp_path))
+    lines = f"compiled the step in 500 s\n{LINE}\n{LINE.replace('  5/', ' 10/')}\n"
+    monkeypatch.setattr(Runs, "_argv", lambda *_: [sys.executable, "-c", f"print({lines!r})"])
+    given: dict[str, object] = {"logging.log_interval": 5}
+    runs = Runs("tune-2", (), (), given, time.monotonic() + 300, lambda text: None)
+    assert runs(Setting())
+    runs.last = 10.0  # of which the 500 are no part
+    assert runs(Setting((("data.num_workers", 4),)))
+    runs.last = 10.0
+    assert runs(Setting((("training.micro_batch_size", 4),))) is None

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -20,24 +21,31 @@ from launcher.trainer.fast import peer
 class Peer:
     """Files in $SHARED that two ranks have in memory, in place of two GPUs."""
 
+    made = 0
+
     def __init__(self, group: Any) -> None:
-        self.rank, self.made = torch.distributed.get_rank(group), 0
+        self.rank = torch.distributed.get_rank(group)
 
     def empty(self, like: Any) -> Any:
-        self.made += 1
+        Peer.made += 1
         torch.distributed.barrier()
         names = [
-            f"{os.environ['SHARED']}/{self.made}-{rank}" for rank in (self.rank, 1 - self.rank)
+            f"{os.environ['SHARED']}/{Peer.made}-{rank}" for rank in (self.rank, 1 - self.rank)
         ]
         given = {"shared": True, "size": like.numel(), "dtype": like.dtype}
-        mine = torch.from_file(names[0], **given)
+        mine = torch.from_file(names[0], **given).view(like.shape)
         torch.distributed.barrier()
-        return mine, torch.from_file(names[1], **given)
+        return mine, torch.from_file(names[1], **given).view(like.shape)
 
     lay = peer.Peer.lay
 
     def meet(self) -> None:
         torch.distributed.barrier()
+
+    beside = nullcontext
+
+    def join(self) -> None:
+        pass
 
 
 ROWS = STRIPS = PACKERS = 2

@@ -35,11 +35,10 @@ IPTABLES = ("iptables", "iptables-nft")
 SOCKETS = re.compile(r"launchpad-[a-z0-9_]{8}")
 """The name of a folder for what ends with an engine, as `tempfile.mkdtemp` makes it."""
 
-ALIVE = "alive"
-"""A file among them, locked until the engine's first process has ended."""
-
+ALIVE = "alive"  # a file there, locked until the engine's first process has ended
 START_WITHIN = 60.0
 HELLO_WITHIN = 10.0
+END_WITHIN = 2.0
 LOG = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
 ANSWER_WITHIN = 600  # a step of a build, a wait for a container
 Say = Callable[[str], None]
@@ -120,16 +119,13 @@ def unsupported() -> str:
 @contextmanager
 def _lock(path: Path, say: Say, waiting_for: str) -> Iterator[int]:
     """Hold the lock `path`; a child that inherits its descriptor holds it too, beyond our end."""
-    handle = open_own(path, os.O_RDWR | os.O_CREAT, 0o644)
-    try:
+    with closing_handle(open_own(path, os.O_RDWR | os.O_CREAT, 0o644)) as handle:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             say(f"waiting for {waiting_for}")
             fcntl.flock(handle, fcntl.LOCK_EX)
         yield handle
-    finally:
-        os.close(handle)
 
 
 def _join(folder: Path) -> tuple[EnginePlace, socket.socket] | None:
@@ -188,10 +184,7 @@ def _start(folder: Path, say: Say) -> tuple[EnginePlace, socket.socket]:
 
 
 def _sweep() -> None:
-    """Remove what engines of any folder left whose last user was killed: their lock can be had.
-
-    An older launcher's engine has no such lock.
-    """
+    """Remove what engines left whose last user was killed; an older launcher's have no lock."""
     for sockets in filter(lambda path: SOCKETS.fullmatch(path.name), _short_folder().iterdir()):
         with suppress(OSError), closing_handle(open_own(sockets / ALIVE, os.O_RDWR)) as alive:
             old = time.time() - sockets.stat().st_mtime > START_WITHIN
@@ -313,15 +306,10 @@ def _leave(place: EnginePlace, connection: socket.socket) -> None:
 
 def _wait_for_end(place: EnginePlace) -> None:
     """Wait until the engine's last process has gone, or another engine took the folder over."""
-    lock = open_own(place.folder / "engine.lock", os.O_RDWR | os.O_CREAT)
-    try:
-        for _ in range(200):
-            try:
-                return fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                time.sleep(0.01)
-    finally:
-        os.close(lock)
+    with closing_handle(open_own(place.folder / "engine.lock", os.O_RDWR | os.O_CREAT)) as lock:
+        until = time.monotonic() + END_WITHIN
+        while files.try_lock(lock) is False and time.monotonic() < until:
+            time.sleep(0.01)
 
 
 def _clean(place: EnginePlace) -> None:
