@@ -211,7 +211,7 @@ def trainable(
     files = {f"wheels/{one.name}": one.read_bytes() for one in wheels(own, "3.11", site)}
     with_torch = f"{NAMES}:as-ngc-with-torch"
     built(engine, f"FROM {base}\nCOPY wheels /wheels\nRUN {INSTALL}\n", with_torch, files)
-    row = {"python": "3.11", "torch": TORCH, "megatron": RELEASE}
+    row = {"python": "3.11", "torch": TORCH, "cuda": None, "megatron": RELEASE}
     matrix = matrix_folder(tmp_path, {"24.10": row})
     builds = Builds(
         engine, replace(site, matrix=matrix, extras=tmp_path / "locks"), Progress(), NAMES

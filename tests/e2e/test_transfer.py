@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from launcher.base.settings import Settings
-from launcher.images.builder.beside import PROVENANCE, SBOM
+from launcher.images.builder.beside import PACKAGES, PROVENANCE, SBOM
 from launcher.images.engine.connect import engine_host
 from launcher.images.oci.archive import archive, load_archive
 from tests.e2e.command import launched, launcher, random_file, refused
@@ -134,7 +134,11 @@ def test_the_cpu_image_is_under_3_percent_thin(
     done(on(engine, "image", "save", name, "-o", str(full)))
     done(on(engine, "image", "save", name, "--thin", "-o", str(thin)))
     assert size_of(thin) < 0.03 * size_of(full)
-    assert {path.name for path in (thin / "documents").iterdir()} == {PROVENANCE, SBOM}
+    assert {path.name for path in (thin / "documents").iterdir()} == {
+        PACKAGES,
+        PROVENANCE,
+        SBOM,
+    }
     refused(
         on(elsewhere, "image", "load", "--all-tags", str(thin)),
         125,

@@ -12,7 +12,7 @@ same way: on GOOD with that difference (Junker, QuickXplain, AAAI 2004, takes th
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 
@@ -41,7 +41,8 @@ class EndsAlikeError(Exception):
 class AxisStep:
     """An axis whose step from `good` to `bad` is needed for the failure.
 
-    They are neighbours, but where nothing between them could be tried.
+    They are neighbours, but where nothing between them could be tried, or not apart from another
+    axis: `good` is then where the way began, as nothing nearer was tried with the other's BAD.
     """
 
     axis: int
@@ -89,6 +90,8 @@ def find(end: Point, ask: Ask) -> SearchResult:
         if not groups:
             neighbours = way[good], way[bad]
         group = differences(way[good], way[bad])
+        if len(group) > 1:
+            group = tuple(replace(one, good=needed[one.axis]) for one in group)
         groups.append(group)
         end, raised = way[bad], {one.axis for one in group}
         needed = tuple(end[at] if at in raised else here for at, here in enumerate(needed))
