@@ -32,6 +32,7 @@ CONFIGS = {
 @command(
     argument("what", "", choices=[*sorted(CONFIGS), RESUMABLE]),
     epilog=f"bash: source <({NAME} completion bash), for an alias or a program {NAME}; "
+    f'zsh, after compinit: eval "$({NAME} completion zsh)"; '
     f"fish: {NAME} completion fish | source. "
     f"{RESUMABLE} prints the runs that can be resumed; the script uses it.",
 )

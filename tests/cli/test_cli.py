@@ -18,14 +18,13 @@ import pytest
 from docker.errors import APIError
 
 from launcher import cli
+from launcher.base.settings import ROOT, Settings
 from launcher.cli import completion
 from launcher.cli.command import Command
+from launcher.images.engine.private.packages import unpack
 from launcher.runs.follow import find
 from launcher.runs.plan.job import ConnectionLost
 from launcher.runs.runfile.source import PRESETS
-
-ROOT = Path(__file__).parents[2]
-
 
 WITHOUT_TOOLS = """
 import sys
@@ -338,6 +337,18 @@ def test_zsh_has_the_same_commands_and_values() -> None:
     assert text.startswith("#compdef launcher")
     for word in [*cli.COMMANDS, "24.10", "gpt2-tiny.yaml", "docker"]:
         assert word in text
+
+
+@pytest.mark.long
+def test_zsh_completes_after_what_the_page_prints(site: Settings) -> None:
+    """The page had `source <(…)`, for which zsh registers nothing: an error at each start."""
+    page = (ROOT / "docs/runs.md").read_text(encoding="utf-8")
+    line = next(one for one in page.splitlines() if "completion zsh" in one)
+    line = line.replace("launcher completion", f"{sys.executable} -m launcher completion")
+    zsh = unpack(site.cache / "zsh", ["zsh-static"]) / "bin/zsh-static"
+    told = f"compdef() {{ print $1 for $3 }}\n{line}"
+    done = subprocess.run([zsh, "-fc", told], cwd=ROOT, capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("_shtab_launcher for launcher\n", "")
 
 
 def test_the_parser_of_a_command_is_left_alone() -> None:
