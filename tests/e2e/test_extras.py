@@ -205,20 +205,24 @@ def trainable(
 ) -> Iterator[str]:
     """An image with three packages that most add, and all of Megatron; built twice from nothing.
 
-    Its base is the one above with the cpu row's torch.
+    Its base is the one above with the cpu row's torch. Of newer releases, megatron.training needs
+    Triton, which CPU torch hasn't.
     """
+    checkout = tmp_path / "Megatron-LM"
+    clone = ["git", "clone", "--quiet", f"--branch=core_v{RELEASE}", CHECKOUT, str(checkout)]
+    subprocess.run(clone, check=True)
     own = [one for one in load_lock().packages["cpu"] if one.partition("==")[0] not in THERE]
     files = {f"wheels/{one.name}": one.read_bytes() for one in wheels(own, "3.11", site)}
     with_torch = f"{NAMES}:as-ngc-with-torch"
     built(engine, f"FROM {base}\nCOPY wheels /wheels\nRUN {INSTALL}\n", with_torch, files)
-    row = {"python": "3.11", "torch": TORCH, "cuda": None, "megatron": RELEASE}
+    row = {"python": "3.11", "torch": TORCH, "megatron": RELEASE}
     matrix = matrix_folder(tmp_path, {"24.10": row})
     builds = Builds(
         engine, replace(site, matrix=matrix, extras=tmp_path / "locks"), Progress(), NAMES
     )
     asked = BuildRequest(
         "24.10",
-        checkout=Path(CHECKOUT),
+        checkout=checkout,
         base=with_torch,
         builder=bases.builder,
         extras=("transformers", "wandb", "sentencepiece"),
