@@ -42,7 +42,7 @@ def first(*lines: str) -> str:
         (["[n1:82] pml_ucx.c:860  Error: ucx send failed: Input/output error"], ""),
         (["mount: permission denied"], ""),
         (["[1.2] [n1:7 :0] ib_md.c:3 UCX  ERROR open(/dev/infiniband/uverbs0): Permission denied"],
-         "UCX reports an error of a device or its memory: its line says which call"),
+         "a device may not be opened by this user: {path}"),
         (["RuntimeError: inotify add watch failed: no space left on device"],
          "something is at its limit that is no disk, though its error is of space"),
         (["FATAL: while searching for mksquashfs: exec: \"mksquashfs\": "
