@@ -37,7 +37,25 @@ def first(*lines: str) -> str:
           "Transport retry count exceeded on mlx5_0:1/RoCE: Input/output error"],
          "InfiniBand or RoCE failed between nodes"),
         (["[1767323045.1] [n1:7 :0] tcp_ep.c:9 UCX  ERROR tcp_ep: Input/output error"],
-         "InfiniBand or RoCE failed between nodes"),
+         "UCX reports an error of a device or its memory: its line says which call"),
+        # An errno's words were read without the object of the call, and by whose program.
+        (["[n1:82] pml_ucx.c:860  Error: ucx send failed: Input/output error"], ""),
+        (["mount: permission denied"], ""),
+        (["[1.2] [n1:7 :0] ib_md.c:3 UCX  ERROR open(/dev/infiniband/uverbs0): Permission denied"],
+         "a device may not be opened by this user: {path}"),
+        (["RuntimeError: inotify add watch failed: no space left on device"],
+         "something is at its limit that is no disk, though its error is of space"),
+        (["FATAL: while searching for mksquashfs: exec: \"mksquashfs\": "
+          "executable file not found in $PATH"],
+         "a program of the machine isn't there, which the engine or tool calls: {program}"),
+        (["ERROR: failed to compute cache key: failed to copy: read tcp: connection reset"], ""),
+        (["RuntimeError: CUDA error: invalid argument"], "a call of CUDA failed: {why}"),
+        # The adapter's own call stands before the line that says whose memory it is.
+        (["[1.2] [n1:8:0] ib_md.c:3  UCX  ERROR ibv_reg_mr(address=0x7f, length=8) failed: "
+          "Cannot allocate memory",
+          "[1.2] [n1:8:0] ucp_mm.c:1  UCX  ERROR failed to register address 0x7f mem_type bit 0x2 "
+          "length 8 on md[5]=mlx5_0: Input/output error"],
+         "the network's adapter can't register GPU memory"),
         # A process's own prefix hid its errno.
         (["Local process 0 failed: [Errno 5] Input/output error: '/fs/a'"],
          "a disk or a shared file system failed"),
