@@ -210,6 +210,19 @@ def test_it_looks_when_the_tracker_has_changed_and_at_the_end(
     assert [each.iteration for each in [*folders.newest_first(tmp_path)][::-1]] == [4]
 
 
+def test_a_save_that_finds_the_disk_full_lets_old_ones_go(tmp_path: Path) -> None:
+    """A killed runner, or a larger `keep`, left too many: no save ended, so they stayed."""
+    saved(tmp_path, A, 1, 2, 3)
+    said: list[str] = []
+    kept = retention.Retention(tmp_path, A, 1, said.append)
+    kept.look()
+    assert not said
+    folders.partial(tmp_path, 4).mkdir()
+    kept.look()
+    assert said == ["removed checkpoints iter_0000001, iter_0000002"]
+    assert kept.seen[1] == {"iter_0000003", "iter_0000004.partial"}
+
+
 def test_what_cannot_be_removed_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     refuse = Mock(side_effect=PermissionError(13, os.strerror(13), str(tmp_path)))
     monkeypatch.setattr(folders, "prune", refuse)

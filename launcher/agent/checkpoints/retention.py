@@ -17,9 +17,10 @@ POLL_SECONDS = 5.0
 class Retention:
     """Lets the complete checkpoints of a `line` under `root` say so, and keeps the newest `keep`.
 
-    It looks when the tracker, which a program writes last, has changed since the start: a run that
-    saves nothing removes nothing. What it removes, or can't, it passes to `say`. Where another run
-    has taken the folder over, it does nothing.
+    It looks when there are other checkpoints, or another tracker, which a program writes last, than
+    at the start. So a run that begins no save removes nothing, and a save for which the disk has
+    no room lets old ones go. What it removes, or can't, it passes to `say`. Where another run has
+    taken the folder over, it does nothing.
     """
 
     root: Path
@@ -27,11 +28,11 @@ class Retention:
     keep: int | None
     say: Callable[[str], None]
     holder: str = ""
-    seen: int = 0
+    seen: tuple[int, frozenset[str]] = (0, frozenset())
 
     def __post_init__(self) -> None:
         with suppress(OSError):
-            self.seen = (self.root / folders.TRACKER).stat().st_mtime_ns
+            self.seen = self._found()
         self.ended = threading.Event()
         self.thread = threading.Thread(target=self._watch, daemon=True)
 
@@ -49,17 +50,19 @@ class Retention:
             self.look()
 
     def look(self) -> None:
-        """Sign what is complete and remove what is too old, if the tracker has changed since."""
+        """Sign what is complete and remove what is too old, if there is anything else since."""
         try:
-            changed = (self.root / folders.TRACKER).stat().st_mtime_ns
+            found = self._found()
             claimed = lineage.claimed(self.root)
-            if changed == self.seen or (claimed and claimed.holder != self.holder):
+            if found == self.seen or (claimed and claimed.holder != self.holder):
                 return
-            self.seen = changed
-            folders.sign(self.root)
-            removed = folders.clear(self.root, self.line)
-            if self.keep:
-                removed += folders.prune(self.root, self.keep, self.line)
+            try:
+                folders.sign(self.root)
+                removed = folders.clear(self.root, self.line)
+                if self.keep:
+                    removed += folders.prune(self.root, self.keep, self.line)
+            finally:  # what was removed here is no change
+                self.seen = found[0], self._found()[1]
         except FileNotFoundError:
             return
         except OSError as error:
@@ -67,3 +70,8 @@ class Retention:
             return
         if removed:
             self.say(f"removed checkpoints {', '.join(path.name for path in removed)}")
+
+    def _found(self) -> tuple[int, frozenset[str]]:
+        """The tracker's time (ns), and the checkpoints' names. Raises `OSError`."""
+        names = frozenset(path.name for path in self.root.glob("iter_*"))
+        return (self.root / folders.TRACKER).stat().st_mtime_ns, names

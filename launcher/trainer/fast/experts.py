@@ -64,9 +64,9 @@ class ExpertRanks:
         begun = torch.distributed.all_gather_into_tensor(whole, x.contiguous(), **given)
         return _ended(begun, whole)
 
-    def send(self, x: Tensor, layer: int) -> None:
+    def send(self, x: Tensor, box: str) -> None:
         """Have tokens gathered, while it is found out who wants them."""
-        self.sent = self.gathered(x.detach(), f"tokens of layer {layer}")
+        self.sent = self.gathered(x.detach(), box)
 
     def tokens(self, x: Tensor) -> Tensor:
         """All ranks' tokens, of which `send` has sent these, x [n, h]."""
@@ -96,7 +96,7 @@ class Boxes:
 
     Engines copy, where a collective's kernels would take processors that products need: EP=2 on two
     H200s 48.3 ms a step, by NCCL 49.3. A box is filled again only once the other rank has read it:
-    gathers and sums take turns, and each ends with a meeting of both.
+    gathers, also those by NCCL, and sums take turns, and each ends with a meeting of both.
     """
 
     def __init__(self, peer: Peer) -> None:
@@ -337,7 +337,8 @@ class ExpertLayer(MoELayer):
 
     @torch._dynamo.disable
     def _send(self, x: Tensor) -> None:
-        self.ranks.send(x, self.layer_number)
+        again = self.config.recompute_granularity  # which has no memory for a box of each layer
+        self.ranks.send(x, "" if again else f"tokens of layer {self.layer_number}")
 
     @torch._dynamo.disable
     def _experts(self, x: Tensor, probs: Tensor, chosen: Tensor, loss: Tensor | None) -> Tensor:

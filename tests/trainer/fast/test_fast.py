@@ -365,6 +365,8 @@ if special == "third":  # in its first layer back; then it is done again, as aft
 if given.bf16 and way:
     read = {str(x.gradient.dtype) for x in (*run.steps.common, *run.steps.of_experts)}
     print("read in", *read)
+if boxes := getattr(getattr(run.gpt, "expert_ranks", None), "boxes", None):
+    print("boxes", *(name for name, _ in boxes.pairs))
 print("graphs", torch._dynamo.utils.counters["stats"]["unique_graphs"])
 torch.distributed.destroy_process_group()
 """
@@ -413,6 +415,8 @@ EXPERTS = (*MIXTRAL.split(), *EXPERT.split(), "--init-method-std", "0.3")
                      id="experts-over-peer"),
         pytest.param("layers,peer", ("--bf16", *EXPERTS[:-2], SHARED), id="experts-over-shared",
                      marks=pytest.mark.long),
+        pytest.param("layers,peer", ("--bf16", *EXPERTS[:-2], *AGAIN.split()),
+                     id="experts-over-recomputing", marks=pytest.mark.long),
         pytest.param("layers", (*EXPERTS[:-4], "--pipeline-model-parallel-size", "2"),
                      id="experts-pipeline", marks=pytest.mark.long),
         pytest.param("layers", (*EXPERTS, *AGAIN.split(), "--micro-batch-size", "1"),
@@ -462,6 +466,8 @@ def test_two_compiled_ranks_equal_eager_ones(
     most = 10 if several else 2  # a layer, of all alike, and the loss
     twice = experts and "--recompute-granularity" in options  # without gradients, and with them
     assert max(graphs) <= (2 * most if twice else most)
+    boxes = experts and way.endswith("peer") and "--recompute-granularity" not in options
+    assert ("tokens of layer 1" in compiled.output) == boxes
 
 
 def test_a_rank_whose_step_fails_alone_ends_the_run(
