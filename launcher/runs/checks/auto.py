@@ -43,11 +43,14 @@ def decide(run: Resolved, visible: Sequence[Gpu]) -> tuple[Resolved, list[str]]:
     bf16, notes = False, list[str]()
     if run.config.training.precision == "auto" and run.config.gpus != "0":
         training = run.config.training
-        bf16 = not (training.fp16 or training.bf16) and _has_bf16(run, visible)
+        is_given = bool(training.fp16 or training.bf16)
+        bf16 = not is_given and _has_bf16(run, visible)
         run = run.with_bf16() if bf16 else run
         given = "bf16" if run.values.get("bf16") else "fp16"
         why = " and ".join(dict.fromkeys(gpu.name for gpu in visible))
-        notes = [f"training.precision: auto is {given}, {f'by {why}' if why else UNKNOWN[given]}"]
+        why = f"by {why}" if why else UNKNOWN[given]
+        why = "which the run file sets" if is_given else why
+        notes = [f"training.precision: auto is {given}, {why}"]
     run = run.with_config(layout.with_precision(run.config, bf16))
     decided = run.config.training.micro_batch_size != "auto" or run.config.gpus == "0"
     if decided or run.faults:

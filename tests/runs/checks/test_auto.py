@@ -50,8 +50,8 @@ QUADRO = card(name="Quadro RTX 8000", total=48 * GB, capability=(7, 5))
         ("llama3-8b", (), (), "bf16", "auto is bf16, which "),
         ("gpt3-175b", (), (), "bf16", "auto is bf16, which "),
         ("llama3.2-1b", (), (QUADRO,) * 8, "fp16", "auto is fp16"),  # though it is a large one
-        ("gpt2", ("training.fp16=true",), (H100,), "fp16", "auto is fp16"),  # which is given
-        ("gpt2", ("training.bf16=true",), (H100,), "bf16", "auto is bf16"),
+        ("gpt2", ("training.fp16=true",), (H100,), "fp16", "auto is fp16, which the run file sets"),
+        ("gpt2", ("training.bf16=true",), (), "bf16", "auto is bf16, which the run file sets"),
         ("gpt2", ("gpus=0",), (), "", None),
     ],
 )
