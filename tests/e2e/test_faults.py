@@ -116,6 +116,7 @@ def test_a_killed_launcher_leaves_the_run_to_others(counting: Site) -> None:
 
 def test_a_run_that_ended_with_nobody_watching_is_kept_for_attach(counting: Site) -> None:
     run = counting.done("run", "run.yaml", "--detach").out.strip()
+    until(lambda: "line 0" in counting.done("logs", run).out)  # by then it takes the signal
     stopped = counting.done("stop", run)
     assert stopped.process.returncode == 0, stopped
     assert stopped.told()[-1].endswith(f"launcher attach {run}")

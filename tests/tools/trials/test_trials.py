@@ -182,13 +182,17 @@ def test_a_run_that_takes_too_long_is_ended_and_leaves_nothing(
     engine: DockerClient, at: TrialPlace
 ) -> None:
     (at.folder / "sleep.py").write_text("import time; print('here', flush=True); time.sleep(600)")
-    began = time.monotonic()
-    with pytest.raises(TrialError, match="longer than 20 s") as caught:
-        TrialPlace(at.folder, at.image, 0, 1, seconds=20).run(
-            "sleeps", {"program": "./sleep.py"}, 1
-        )
-    assert time.monotonic() - began < 300
-    assert "here" in caught.value.tail
+    tail = ""
+    for seconds in (20, 200):  # a loaded machine needs longer than 20 s until the program prints
+        began = time.monotonic()
+        with pytest.raises(TrialError, match=f"longer than {seconds} s") as caught:
+            TrialPlace(at.folder, at.image, 0, 1, seconds=seconds).run(
+                "sleeps", {"program": "./sleep.py"}, 1
+            )
+        assert time.monotonic() - began < seconds + 280
+        if "here" in (tail := caught.value.tail):
+            break
+    assert "here" in tail
     assert "sleeps" not in [job.labels[f"{LABEL}name"] for job in DockerBackend().jobs()]
 
 
