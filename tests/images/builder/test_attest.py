@@ -244,6 +244,7 @@ def test_it_lists_what_a_row_compiles_and_the_python_that_it_brings() -> None:
     document = sbom(made(inputs=inputs_of(SOURCES["git"], **own)))
     found = {one["name"]: one for one in check(document)["components"]}
     assert {"cmake", "pip"}.isdisjoint(found)
+    assert {"einops", "megatron-core"} < found.keys()
     assert found["torch"]["hashes"] == [{"alg": "SHA-256", "content": "7" * 64}]
     assert found[python.name]["hashes"] == [{"alg": "SHA-256", "content": "9" * 64}]
     extension = found["transformer-engine"]

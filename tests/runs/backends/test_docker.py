@@ -157,6 +157,11 @@ def test_infinibands_devices_go_into_a_node_of_several(plan: Planner) -> None:
     assert not plan("gpt2.yaml", "nodes=2", "resources.devices=[]", host=scheduled).own_devices
 
 
+def test_a_variable_without_value_is_passed_on_by_its_name(bare: Plan) -> None:
+    argv = docker_request.command(replace(bare, env=(("NOT_SET", None),)))
+    assert argv[argv.index("--env") + 1] == "NOT_SET"
+
+
 def test_a_run_file_may_allow_new_privileges(plan: Planner) -> None:
     """Without it the request and the line say no-new-privileges, as is kept of "bare"."""
     allowed = plan("gpt2.yaml", "resources.no_new_privileges=false")

@@ -295,3 +295,12 @@ def test_memory_and_disk(
 def test_a_length_in_samples(asked: Asker) -> None:
     run = asked("gpt3-175b")
     assert saved.iterations(run.config) == -(-146484375 // 1536)
+
+
+@pytest.mark.parametrize(
+    ("done", "total", "at"),
+    [(0, 10, [5, 10]), (0, 11, [5, 10, 11]), (7, 11, [10, 11]), (10, 10, []), (11, 11, [])],
+)
+def test_when_checkpoints_are_saved(asked: Asker, done: int, total: int, at: list[int]) -> None:
+    config = asked("gpt2", f"{SAVES}=5").config
+    assert saved.saves(config, done, total) == at
