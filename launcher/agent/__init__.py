@@ -1,1 +1,1 @@
-"""What runs inside the image: starts ranks, redirects CUDA to the CPU, trains a GPT."""
+"""What runs on a node, and what launcher and node share: ranks, nodes, stalls, checkpoints."""

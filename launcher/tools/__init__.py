@@ -1,1 +1,1 @@
-"""The toolbox: each tool stands apart, and no other room imports one."""
+"""The tools: a folder or module each. Of launcher, only cli, api and other tools import one."""

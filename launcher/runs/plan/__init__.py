@@ -1,1 +1,1 @@
-"""A run file becomes a plan: config, checks, arguments, plan. Pure but for reading the file."""
+"""From a RunConfig to a Plan: paths, layout, options, and the rules that refuse some of them."""

@@ -1,4 +1,4 @@
-"""Protocols: `Backend` renders and starts a Plan; `Job` is a started run."""
+"""Protocols: `Backend` renders and starts a Plan; `Job` is an attempt of a run as it sees it."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class ConnectionLost(EngineError):
 
 
 class Job(Protocol):
-    """A run that was started, by this launcher or another of this machine.
+    """An attempt of a run as its backend sees it, started by any launcher of this machine.
 
     Every method raises `ConnectionLost` where the engine doesn't answer any more.
     """
