@@ -211,6 +211,28 @@ def test_a_line_that_passes_on_a_warning_is_no_place() -> None:
     assert failures.explain([log]).first is None
 
 
+@pytest.mark.parametrize(
+    ("said", "step"),
+    [
+        (
+            "Data error: I/O error: Permission denied (os error 13)\nError code:   Unexpected",
+            "user",
+        ),
+        ("mount: permission denied", "a mount or namespace"),
+        ("make: *** [Makefile:9: gizmo] Error 2", "read that line"),
+        ("triton.runtime.errors.OutOfGizmos: out of gizmos,", "read that line"),
+        ("gizmo: cannot turn /dev/gizmo0: Input/output error", "a device of the network"),
+    ],
+)
+def test_a_tool_s_last_words_are_a_place(said: str, step: str) -> None:
+    """Errors without the word were no line like one; an errno's step asks for its object."""
+    found = failures.explain([f"step 1\n{said}\n".encode()]).first
+    assert found is not None
+    assert found.said is not None
+    assert found.said.text == said.split("\n")[0]
+    assert step in found.failure.cure
+
+
 def test_an_unknown_error_is_located() -> None:
     """Only Megatron's own lines were; a thread that asks needs the line that raised it."""
     said = failures.explain([(OWN + "FrobnicateError: upside down").encode()]).suspects[0]
