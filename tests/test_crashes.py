@@ -17,7 +17,7 @@ import pytest
 from launcher.agent.checkpoints import folders, lineage
 from launcher.base import files, owned
 from launcher.base.settings import settings
-from launcher.images.matrix.load import load_lock
+from launcher.images.matrix.matrix_file import load_lock
 from launcher.images.sources import lock
 from launcher.runs.datasets import indexed
 from launcher.runs.records import record

@@ -108,10 +108,10 @@ BUILDING = {f"launcher.images.{name}" for name in ("sources", "carry", "builder.
     [
         # What reads metrics and traces was 44 of 517 ms of CPU for `stop`.
         ("launcher.api, launcher.runs.follow.supervise", {"launcher.runs.records.metrics"}),
-        ("launcher.api, launcher.runs.records.runs", {"sqlite3"}),
+        ("launcher.api, launcher.runs.records.recorded_runs", {"sqlite3"}),
         ("launcher.agent.runner", {"sqlite3"}),
         # The documents beside an image took all that builds one: a tenth of a launch.
-        ("launcher.runs.follow.start, launcher.images.builder.beside", BUILDING),
+        ("launcher.runs.follow.launch, launcher.images.builder.beside", BUILDING),
     ],
 )
 def test_a_run_stop_logs_and_a_node_start_without_what_they_do_not_use(

@@ -25,7 +25,7 @@ from launcher.agent.checkpoints import folders, lineage
 from launcher.agent.checkpoints.hold import FolderHeldError, Hold
 from launcher.agent.checkpoints.retention import Retention
 from launcher.agent.ranks import bus, driver, oom, rank, signals, stacks
-from launcher.agent.ranks.job import (
+from launcher.agent.ranks.command_line import (
     DeviceCheck,
     JobRefusal,
     MismatchError,

@@ -21,7 +21,7 @@ import pytest
 from launcher.agent import runner, start
 from launcher.agent.checkpoints import folders, lineage
 from launcher.agent.ranks import bus, devices, oom
-from launcher.agent.ranks.job import (
+from launcher.agent.ranks.command_line import (
     JobRefusal,
     MismatchError,
     RankJob,

@@ -24,7 +24,7 @@ import pytest
 from launcher.base.errors import LauncherError
 from launcher.base.zstd import zstd
 from launcher.tools.data import tokenize
-from launcher.tools.data.convert import convert
+from launcher.tools.data.jsonl import convert
 from launcher.tools.data.ledger import Leniency
 from launcher.tools.data.sources import BLOCK, ReadingOptions
 from launcher.tools.data.tokenize import TokenizeJob

@@ -19,7 +19,7 @@ from typing import Any
 from launcher.agent import start
 from launcher.agent.checkpoints import lineage
 from launcher.agent.ranks import network, reduction, ring
-from launcher.agent.ranks.job import MismatchError, NodeIsSpare, NodesUnreachable, RankJob
+from launcher.agent.ranks.command_line import MismatchError, NodeIsSpare, NodesUnreachable, RankJob
 from launcher.agent.ranks.rendezvous import (
     MOST,
     NodeNotNeeded,

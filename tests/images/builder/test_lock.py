@@ -13,8 +13,8 @@ import yaml
 from launcher.base.errors import BuildError, EngineError, UsageError
 from launcher.base.screen import Progress
 from launcher.base.settings import Settings
-from launcher.images.matrix.load import load_lock, load_matrix
 from launcher.images.matrix.locked import Lock, LockedImage, LockedPlatform, LockedRelease
+from launcher.images.matrix.matrix_file import load_lock, load_matrix
 from launcher.images.matrix.schema import GitSource, Matrix
 from launcher.images.oci import registry
 from launcher.images.oci.registry import ImageDigests

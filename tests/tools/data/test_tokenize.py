@@ -22,8 +22,8 @@ from launcher.base.errors import UsageError
 from launcher.base.settings import ROOT
 from launcher.base.unpack import packing
 from launcher.tools.data import kinds, sources, tokenize
-from launcher.tools.data.convert import convert
 from launcher.tools.data.faults import DataError
+from launcher.tools.data.jsonl import convert
 from launcher.tools.data.ledger import JobState, Leniency
 from launcher.tools.data.sources import ReadingOptions
 from launcher.tools.data.tokenize import TokenizeJob

@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 
 from launcher import cli
 from launcher.base.errors import UsageError
-from launcher.images.sources.source import own_version
+from launcher.images.sources.megatron_source import own_version
 from launcher.tools.data import tokenize, tokenizers, vocabulary
 from launcher.tools.data.faults import DataError
 from launcher.tools.data.ledger import Leniency
