@@ -137,7 +137,9 @@ def checkpoint(path: Path, text: str) -> None:
 def whole(monkeypatch: pytest.MonkeyPatch) -> None:
     """A checkpoint is whole where its last file is there: the format is tested elsewhere."""
     monkeypatch.setattr(
-        folders.contents, "problem", lambda path: "" if (path / "metadata.json").exists() else "cut"
+        folders.completeness,
+        "problem",
+        lambda path: "" if (path / "metadata.json").exists() else "cut",
     )
 
 

@@ -156,6 +156,16 @@ def test_a_class_name_stands_once() -> None:
     assert {name for name in names if names.count(name) > 1} == set()
 
 
+ALSO_NAMED = {"__main__": "python3 -m starts the launcher, and the trainer"}
+"""Module names that stand twice on purpose, and why."""
+
+
+def test_a_module_name_stands_once() -> None:
+    """38 stood twice or more: a reader of report.py, of four, opened the wrong one."""
+    names = [path.stem for path in PACKAGE.rglob("*.py") if path.stem != "__init__"]
+    assert {name for name in names if names.count(name) > 1} == {*ALSO_NAMED}
+
+
 def test_what_a_docstring_raises_is_a_class() -> None:
     """Docstrings went on naming classes that had other names by then."""
     classes = {*dir(builtins), *dir(pickle), *dir(subprocess), *dir(tarfile)}

@@ -42,7 +42,7 @@ class Site:
     ended: threading.Event = field(default_factory=threading.Event)
 
     def saved(self, *iterations: int) -> None:
-        self.monkeypatch.setattr(folders.contents, "problem", lambda path: "")
+        self.monkeypatch.setattr(folders.completeness, "problem", lambda path: "")
         self.saves.mkdir()
         lineage.claim(self.saves, RUN, RUN)
         for iteration in iterations:
