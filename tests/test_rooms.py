@@ -166,6 +166,15 @@ def test_a_module_name_stands_once() -> None:
     assert {name for name in names if names.count(name) > 1} == {*ALSO_NAMED}
 
 
+def test_each_path_on_the_pages_for_developers_is_there() -> None:
+    """Pages went on naming modules that had other names by then."""
+    page = (ROOT / "docs/contributing.md").read_text(encoding="utf-8")
+    named = re.findall(r"`launcher/([a-z_/.]+[a-z/])`", page)
+    named += re.findall(r"`((?:agent|base|cli|images|runs|tools|trainer)/[a-z_/]+\.py)`", PAGE)
+    assert [each for each in named if not (PACKAGE / each).exists()] == []
+    assert len(named) > 60
+
+
 def test_what_a_docstring_raises_is_a_class() -> None:
     """Docstrings went on naming classes that had other names by then."""
     classes = {*dir(builtins), *dir(pickle), *dir(subprocess), *dir(tarfile)}
