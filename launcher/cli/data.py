@@ -130,7 +130,7 @@ def tokenize(args: Namespace) -> int:
     if args.slurm:
         return _in_parts(args)
     shard, prefix = _shard(args.shard, _target(args.output))
-    job = tokenize.TokenizeJob(
+    job = tokenize.TokenizeTask(
         inputs=_inputs(args),
         prefix=prefix,
         reading=_reading(args, shard),

@@ -50,7 +50,7 @@ class NodeIsSpare(JobRefusal):
 
 
 @dataclass(frozen=True)
-class RankJob:
+class NodeRanks:
     """The ranks of one node, and where they meet those of the other nodes."""
 
     program: tuple[str, ...]
@@ -162,7 +162,7 @@ class RankJob:
 class DeviceCheck(Thread):
     """Runs `check_devices` beside the ranks' start; `refuse` is called where GPUs are `unfit`."""
 
-    def __init__(self, job: RankJob, refuse: Callable[[str], object]) -> None:
+    def __init__(self, job: NodeRanks, refuse: Callable[[str], object]) -> None:
         super().__init__(daemon=True)
         self.job, self.refuse, self.unfit = job, refuse, ""
         self.start()
@@ -208,10 +208,10 @@ def _numbers(text: str) -> tuple[int, ...]:
     return tuple(int(number) for number in text.split(","))
 
 
-def parse(argv: Sequence[str], environ: Mapping[str, str]) -> RankJob:
+def parse(argv: Sequence[str], environ: Mapping[str, str]) -> NodeRanks:
     """The job of `argv`, with defaults from `environ`. Raises `JobRefusal` where values clash."""
     end = argv.index("--") if "--" in argv else len(argv)
-    job = RankJob(tuple(argv[end + 1 :]), **vars(_parser(environ).parse_args(argv[:end])))
+    job = NodeRanks(tuple(argv[end + 1 :]), **vars(_parser(environ).parse_args(argv[:end])))
     if job.program in ((), ("-m",)):
         raise JobRefusal("no program to run: give a script or -m MODULE after --")
     if job.processes < 1 or job.nodes < 1:
