@@ -36,7 +36,7 @@ from launcher.runs.backends import backend
 from launcher.runs.follow import find, supervise
 from launcher.runs.follow.assemble import PlannedRun, assemble, new_stamp
 from launcher.runs.follow.from_record import resumed
-from launcher.runs.follow.launch import begin, check_start, keep
+from launcher.runs.follow.launch import begin, check_start, record_plan
 from launcher.runs.follow.live import tell
 from launcher.runs.plan.job import Backend
 from launcher.runs.records import owner, record, recorded_runs
@@ -315,7 +315,7 @@ def _started(asked: RunRequest, chosen: Backend, *, preflight: bool = True) -> R
     assembled = assemble(asked, chosen, new_stamp())
     asked = replace(asked, config=assembled.run.config)
     with owner.alone():
-        plan = keep(assembled, asked, chosen, preflight=preflight)
+        plan = record_plan(assembled, asked, chosen, preflight=preflight)
         run = Run(begin(chosen, plan, attach=False).run)
     run._follower()
     return run

@@ -69,7 +69,7 @@ def start(
     with screened(shown), ExitStack() as starting:
         live.screen.wait("checking")
         starting.enter_context(owner.alone())
-        plan = keep(assembled, asked, chosen, preflight=preflight)
+        plan = record_plan(assembled, asked, chosen, preflight=preflight)
         where = plan.image if chosen.contained else "this environment"
         tell(f"run {plan.run} ({plan.name}) in {where}; record: {record.folder(plan.run)}")
         gc.freeze()  # what is imported stays, so it is looked at no more, not even at the end
@@ -83,13 +83,15 @@ def start(
         return supervise(chosen, attempts, restarts=restarts, listening=_listening).code
 
 
-def keep(assembled: PlannedRun, asked: RunRequest, chosen: Backend, *, preflight: bool) -> Plan:
+def record_plan(
+    assembled: PlannedRun, asked: RunRequest, chosen: Backend, *, preflight: bool
+) -> Plan:
     """The plan of a run that can work, once its folders are made and its record is kept."""
     plan = of_line(assembled.plan, asked, chosen)
     machine = prepare(replace(assembled, plan=plan), chosen, preflight=preflight)
     try:
         record.write(record.record_of(plan, asked, chosen.name))
-        provenance.keep(plan, provenance.facts_of(plan, asked, chosen, machine))
+        provenance.write_facts(plan, provenance.facts_of(plan, asked, chosen, machine))
     except (LauncherError, OSError):
         record.forget(plan.run)
         raise
@@ -107,7 +109,7 @@ def _start_array(
                 one = task(asked, number)
                 assembled = assemble(one, chosen, new_stamp())
                 one = replace(one, config=assembled.run.config)
-                plans[number] = keep(assembled, one, chosen, preflight=preflight)
+                plans[number] = record_plan(assembled, one, chosen, preflight=preflight)
             for plan in plans.values():
                 tidy(plan, chosen)
             started: Sequence[Job] = chosen.start_array(plans)

@@ -199,7 +199,7 @@ def test_the_same_is_the_same_though_it_saves_elsewhere_and_is_tied_or_has_a_sec
     wanted = replace(wanted, tie=tie)
     plan = assemble(wanted, chosen, Stamp(RUN, "")).plan
     record.write(record.record_of(plan, wanted, "docker"))
-    provenance.keep(plan, provenance.facts_of(plan, wanted, chosen, None))
+    provenance.write_facts(plan, provenance.facts_of(plan, wanted, chosen, None))
     monkeypatch.setenv("API_KEY", "x")
     found, notes = again_of.repeated(RUN, chosen, force=False)
     assert notes == [f"it saves to {save}-rerun"]
@@ -230,7 +230,7 @@ def test_a_run_whose_facts_can_not_be_kept_leaves_no_record(
     assembled: Any = PlannedRun(replace(plan("gpt2-tiny.yaml"), run=RUN), ImageFacts())
     chosen: Any = SimpleNamespace(name="docker")
     with pytest.raises(type(error)):
-        launch.keep(assembled, asked(save), chosen, preflight=False)
+        launch.record_plan(assembled, asked(save), chosen, preflight=False)
     assert not record.folder(RUN).exists()
 
 
