@@ -274,7 +274,7 @@ def _host(chosen: Backend, asked: RunRequest, *, rootless: bool) -> Host:
         scheduled=chosen.scheduled,
         groups=who.groups,
         runs=str(settings().runs),
-        payload=payload.write_payload(settings().runs, asked.payload),
+        payload=payload.write_payload(settings().runs, asked.payload_digest),
         infiniband=not chosen.scheduled and os.path.isdir(INFINIBAND),
     )
 

@@ -52,7 +52,7 @@ def resumed(text: str, chosen: Backend, overrides: list[Override]) -> tuple[RunR
     notes = [*found.notes, *again.notes]
     if kept.payload != digest():
         notes.append("it continues with this launcher's runner and trainer, not with its own")
-    return replace(asked, config=again.config, payload=""), notes
+    return replace(asked, config=again.config, payload_digest=""), notes
 
 
 def _refuse_finished(kept: record.Record, config: RunConfig) -> None:

@@ -77,7 +77,7 @@ def start(
         if detach:
             print(begin(chosen, plan, attach=False).run)
             return 0
-        same = replace(asked, payload=dict(plan.labels).get(LABEL + KEY, ""))
+        same = replace(asked, payload_digest=dict(plan.labels).get(LABEL + KEY, ""))
         attempts = Attempts(same, chosen, stamp, FirstAttempt(plan, starting))
         restarts = asked.config.max_restarts
         return supervise(chosen, attempts, restarts=restarts, listening=_listening).code

@@ -89,7 +89,7 @@ class Plan:
     spare: int = 0
 
     @property
-    def payload(self) -> Mount | None:
+    def payload_mount(self) -> Mount | None:
         """The mount of the payload's package, where a container is to have it."""
         return next((mount for mount in self.mounts if mount.key == KEY), None)
 
@@ -152,7 +152,7 @@ def make_plan(run: Resolved, host: Host, stamp: Stamp, *, tie: bool = False) -> 
     image = reference(config.image) if host.contained else HERE
     compiles = ours and gpus.count != 0 and run.layout.model == 1
     compiled = mounts.compiled(host, image) if compiles else ()
-    mounted = (*run.mounts, *compiled, *mounts.payload(host))
+    mounted = (*run.mounts, *compiled, *mounts.payload_mounts(host))
     with faults.collected():
         mounts.check_mounts(mounted, origin)
     ipc, shm_size = _shared_memory(config, gpus, run.processes)

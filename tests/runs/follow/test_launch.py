@@ -182,7 +182,7 @@ def test_a_run_that_a_launcher_is_about_to_start_again_is_not_resumed(
         again_of.resumed(RUN, HERE, [])
     found, notes = again_of.resumed(RUN, HERE, [])
     assert found.config.checkpoint.load == str(save)
-    assert found.payload == ""  # today's, and it is said
+    assert found.payload_digest == ""  # today's, and it is said
     assert "it continues with this launcher's runner and trainer, not with its own" in notes
 
 
