@@ -313,7 +313,7 @@ def build_image(tag: str, **departures: Any) -> BuiltImage:
 
 def _started(asked: RunRequest, chosen: Backend, *, preflight: bool = True) -> Run:
     assembled = assemble(asked, chosen, new_stamp())
-    asked = replace(asked, config=assembled.run.config)
+    asked = replace(asked, config=assembled.resolved.config)
     with owner.alone():
         plan = record_plan(assembled, asked, chosen, preflight=preflight)
         run = Run(begin(chosen, plan, attach=False).run)

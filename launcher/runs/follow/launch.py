@@ -65,7 +65,7 @@ def start(
         return _start_array(asked, chosen, array, preflight=preflight)
     stamp = new_stamp()
     assembled = assemble(asked, chosen, stamp)
-    asked = replace(asked, config=assembled.run.config)
+    asked = replace(asked, config=assembled.resolved.config)
     with screened(shown), ExitStack() as starting:
         live.screen.wait("checking")
         starting.enter_context(owner.alone())
@@ -108,7 +108,7 @@ def _start_array(
             for number in array:
                 one = task(asked, number)
                 assembled = assemble(one, chosen, new_stamp())
-                one = replace(one, config=assembled.run.config)
+                one = replace(one, config=assembled.resolved.config)
                 plans[number] = record_plan(assembled, one, chosen, preflight=preflight)
             for plan in plans.values():
                 tidy(plan, chosen)
@@ -206,13 +206,13 @@ def _preflight(assembled: PlannedRun, chosen: Backend) -> Machine:
     from launcher.runs.checks import checks, gather
     from launcher.runs.follow import ask_image
 
-    plan, run, row = assembled.plan, assembled.run, None
-    if (tag := run.config.image.tag) and chosen.contained and plan.gpus.count:
+    plan, resolved, row = assembled.plan, assembled.resolved, None
+    if (tag := resolved.config.image.tag) and chosen.contained and plan.gpus.count:
         from launcher.images.matrix.matrix_file import load_matrix
 
         row = load_matrix().rows.get(tag)
-    machine = gather.gather(run.config, plan, gather.engine_of(chosen))
-    found = checks.preflight(run, plan, machine, row.cuda if row else None)
+    machine = gather.gather(resolved.config, plan, gather.engine_of(chosen))
+    found = checks.preflight(resolved, plan, machine, row.cuda if row else None)
     if not any(finding.refuse for finding in found):
         found += ask_image.ask_image(plan, machine, chosen, settings().cache)
     checks.enforce(found)

@@ -188,7 +188,6 @@ class Kubernetes(Strict):
     priority_class: Object | None = None
     queue: Object | None = None
     """A local queue of Kueue, by which the run waits."""
-    """Kueue's LocalQueue."""
     volumes: dict[Absolute, Volume] = Field(default_factory=dict)
     """Where the folders lie that the rest of the file names: {claim: NAME} or {host_path: /mnt}."""
     secrets: dict[

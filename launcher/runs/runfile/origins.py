@@ -93,8 +93,8 @@ class Override:
 class RunRequest:
     """What a user asks for: the configuration, where its values stand, and the arguments beside.
 
-    Relative paths start in `cwd`. `payload_digest` is that of an earlier run, whose payload is to be
-    taken again; "" is this launcher's own.
+    Relative paths start in `cwd`. `payload_digest` names an earlier run's payload, which is used
+    again; "" is this launcher's own.
     """
 
     config: RunConfig
