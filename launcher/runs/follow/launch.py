@@ -87,7 +87,7 @@ def record_plan(
     assembled: PlannedRun, asked: RunRequest, chosen: Backend, *, preflight: bool
 ) -> Plan:
     """The plan of a run that can work, once its folders are made and its record is kept."""
-    plan = of_line(assembled.plan, asked, chosen)
+    plan = with_lineage(assembled.plan, asked, chosen)
     machine = prepare(replace(assembled, plan=plan), chosen, preflight=preflight)
     try:
         record.write(record.record_of(plan, asked, chosen.name))
@@ -132,7 +132,7 @@ def check_start(asked: RunRequest, chosen: Backend, *, preflight: bool) -> None:
     """Refuse what `start` would, as far as that needs no data. Raises as that does."""
     _check_guard(asked, chosen, detach=False)
     assembled = assemble(asked, chosen, new_stamp())
-    of_line(assembled.plan, asked, chosen)
+    with_lineage(assembled.plan, asked, chosen)
     if preflight and not chosen.scheduled:
         _preflight(assembled, chosen)
 
@@ -250,7 +250,7 @@ def _refuse_sharing(plan: Plan) -> None:
             pass
 
 
-def of_line(plan: Plan, asked: RunRequest, chosen: Backend) -> Plan:
+def with_lineage(plan: Plan, asked: RunRequest, chosen: Backend) -> Plan:
     """The plan, with a label that says in which line of runs it saves, where that isn't its own.
 
     Raises UsageError where it would come upon another run's checkpoints. Of several nodes the
@@ -361,12 +361,12 @@ class Attempts:
             plan = assemble(asked, self.chosen, self.stamp).plan
             assert plan.checkpoints
             _refuse_sharing(plan)
-            plan = of_line(plan, asked, self.chosen)
+            plan = with_lineage(plan, asked, self.chosen)
             tidy(plan, self.chosen)
             if newest := find.newest(dict(plan.labels)):
                 tell(f"going on from {newest.folder}")
                 asked = replace(asked, config=resume.from_newest(config))
-        return of_line(assemble(asked, self.chosen, self.stamp).plan, asked, self.chosen)
+        return with_lineage(assemble(asked, self.chosen, self.stamp).plan, asked, self.chosen)
 
     def _unseen(self, asked: RunRequest) -> RunRequest:
         """What goes on where the engine's machine has the checkpoints: the program finds them.

@@ -223,7 +223,7 @@ def test_a_run_whose_facts_can_not_be_kept_leaves_no_record(
     def refuse(*_: Any) -> None:
         raise error
 
-    monkeypatch.setattr(launch, "of_line", lambda plan, *_: plan)
+    monkeypatch.setattr(launch, "with_lineage", lambda plan, *_: plan)
     monkeypatch.setattr(launch, "prepare", lambda *_, **__: None)
     monkeypatch.setattr(provenance, "facts_of", lambda *_: {})
     monkeypatch.setattr(provenance, fails, refuse)
@@ -251,7 +251,7 @@ def theirs(save: Path) -> Path:
 def plan_of(wanted: RunRequest) -> Plan:
     """Its plan, looked at as before a start."""
     chosen: Any = NO_GPUS
-    return launch.of_line(assemble(wanted, chosen, Stamp(RUN, "")).plan, wanted, chosen)
+    return launch.with_lineage(assemble(wanted, chosen, Stamp(RUN, "")).plan, wanted, chosen)
 
 
 @pytest.mark.parametrize("finetune", [False, True])
