@@ -210,7 +210,7 @@ ANOTHER = "aaaaaaaa"
 
 
 @pytest.mark.parametrize("error", [PermissionError("no"), UsageError("no")])
-@pytest.mark.parametrize("fails", ["facts_of", "keep"])
+@pytest.mark.parametrize("fails", ["facts_of", "write_facts"])
 def test_a_run_whose_facts_can_not_be_kept_leaves_no_record(
     save: Path,
     plan: Callable[..., Plan],
