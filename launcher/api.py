@@ -280,7 +280,7 @@ class Run:
         kept = record.find(self.id)
         save = kept.config.get("checkpoint", {}).get("save")
         root = Path(kept.cwd, expanded(save)) if save else None
-        return [*folders.newest_first(root, lineage.line(root, self.id))] if root else []
+        return [*folders.newest_first(root, lineage.of_run(root, self.id))] if root else []
 
     def _follower(self) -> subprocess.Popen[bytes]:
         """A launcher of its own that follows the run until its end, and keeps what it says."""

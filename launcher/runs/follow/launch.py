@@ -261,7 +261,7 @@ def with_lineage(plan: Plan, asked: RunRequest, chosen: Backend) -> Plan:
         return plan
     root = Path(plan.checkpoints)
     try:
-        line = folders.line_of(root, plan.run, on=request.on)
+        line = folders.lineage_of(root, plan.run, on=request.on)
         why = "" if request.overwrite else folders.refusal(root, line, on=request.on)
     except OSError:  # another user's: preflight or the run reports it
         return plan
@@ -293,7 +293,7 @@ def tidy(plan: Plan, chosen: Backend) -> None:
     All that refuses the run comes before. Several nodes share the folder, so the first one's
     launcher does it. Raises UsageError.
     """
-    line = find.line(dict(plan.labels))
+    line = find.lineage_of(dict(plan.labels))
     if not (line and plan.checkpoints and chosen.shares_files):
         return
     try:
