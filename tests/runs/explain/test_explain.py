@@ -241,6 +241,39 @@ def test_who_called_a_package_is_told() -> None:
     assert found.lines[2].startswith("first step: ")
 
 
+def test_a_traceback_that_is_cut_off_is_a_place() -> None:
+    """An excerpt that ended before the exception's own line had no line like a cause at all."""
+    found = failures.explain([f"{OWN}    raise GizmoError(text)".encode()]).first
+    assert found
+    assert found.failure.name.startswith("raised by turn of home/x/train.py, line 9 ")
+    assert found.said
+    assert found.said.text == "raise GizmoError(text)"
+    ignored = f"Exception ignored in: <function x>\n{OWN}OSError: upside down"
+    assert failures.explain([ignored.encode()]).first is None
+
+
+@pytest.mark.parametrize(
+    ("line", "name"),
+    [
+        ("wandb: Network error (ReadTimeout), entering retry loop.",
+         "Weights & Biases: a connection over the network failed, or got no answer"),
+        ("n1:7:7 [0] misc/gizmo.cc:9 NCCL WARN Call to gizmo failed: Permission denied",
+         "NCCL: something isn't permitted to this user"),
+        ("/opt/bin/luajit: File.lua:210: write error: wrote 3 blocks instead of 4",
+         "luajit: a file couldn't be written whole"),
+        ("ImportError: cannot import name 'Gizmo'",
+         "the program: a name isn't in the module that it is imported from"),
+        ("n1:7:7 [0] NCCL INFO NET/Plugin: Failed to find ncclNetPlugin_v5", ""),
+        ("gizmo: step failed\nwobble: step failed\nwidget: step failed", ""),
+        ("gizmo: step failed" + "\nstep" * 99, ""),
+    ],
+)  # fmt: skip
+def test_the_last_loud_line_of_a_tool_is_a_place(line: str, name: str) -> None:
+    """It was shown without a claim, or what a finished run had passed over was a place."""
+    found = failures.explain([line.encode()]).first
+    assert (found.failure.name if found else "") == name
+
+
 def test_a_summary_has_the_lines_that_may_say_why() -> None:
     """Only the line that sums up was quoted; what the tool had said before it wasn't."""
     log = ["helper: ERROR: the gizmo is upside down", "FATAL:   it can't go on"]

@@ -121,7 +121,7 @@ def test_a_clue_names_its_causes_the_likeliest_first() -> None:
     text = SITE.format("verl/x.py") + "ModuleNotFoundError: No module named 'cv2'"
     lines = failures.explain([text.encode()]).lines
     assert lines[0].startswith("this points to: ")
-    assert lines[3] == "cure, the likeliest cause first:"
+    assert lines[3] == f"{failures.OPEN}:"
     assert "isn't installed" in lines[4]
 
 
