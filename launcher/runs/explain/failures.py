@@ -40,9 +40,12 @@ SUSPECTS = 10
 MOST_WHO = 2  # tools whose errors are unknown, of which the first is a place
 MOST_NEAR = 4  # lines that may say why, of a summary
 NEAR = 64  # lines before an error in which its traceback is looked for
-RAISED, CHAINED, UNCAUGHT, ENDS, LOUD, PASSING, ECHO, FAR = (
+RAISED, CHAINED, UNCAUGHT, ENDS, LOUD, PASSING, ECHO, FAR, CRASH = (
     re.compile(LINES[name])
-    for name in ("raised", "chained", "uncaught", "ends", "loud", "passing", "echo", "far")
+    for name in (
+        *("raised", "chained", "uncaught", "ends", "loud"),
+        *("passing", "echo", "far", "crash"),
+    )
 )
 RAISED_OR_CHAINED = re.compile(f"{RAISED.pattern}|{CHAINED.pattern}", re.MULTILINE)
 NOTABLE = re.compile(f"{RAISED_OR_CHAINED.pattern}|{LOUD.pattern}", re.MULTILINE)
@@ -210,8 +213,9 @@ class Explanation:
 
     @property
     def _near(self) -> list[str]:
-        """Of a summary, the lines that may say why, those before it last."""
-        said = self.signs[0].said if self.signs and self.signs[0].kind == KINDS[-1] else None
+        """Of a summary, or a report that names no cause, the lines that may say why."""
+        told = [one for one in self.signs[:1] if one.failure.follows and not one.failure.either]
+        said = told[0].said if told else None
         quoted = {sign.said.text for sign in self.signs if sign.said}
         lines = [one for one in self.suspects if said and one.text not in quoted]
         return ["lines that may say why:", *chain(*map(_shown, lines[:MOST_NEAR]))] * bool(lines)
@@ -365,6 +369,8 @@ def _whole(lines: list[Words], index: int) -> Words:
 def _located(lines: list[Words], index: int) -> LogLine:
     """The line to quote, and where it is raised, by Megatron's words or its stack."""
     line = lines[index]
+    if CRASH.search(line.text):
+        return replace(line.quoted, raised_by=stated.native(lines[index : index + NEAR]))
     if not RAISED.search(line.text):
         return line.quoted
     where = refusals.find(line.text) or stated.location(stated.traceback(_before(lines, index)))

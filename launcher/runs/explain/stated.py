@@ -25,6 +25,20 @@ WRAPPER = re.compile(r"(?:^|[._])(?:wrapp(?:er|ed)\w*|decorat\w*|inner(?:_f)?|ne
 """Functions that call another for somebody: decorators'."""
 HANDS_ON = re.compile(r"\*\*\w*(?:kwargs?|kwds)\b")  # a call with whatever its caller gave
 
+NATIVE = re.compile(
+    r"(?P<lib>[\w.+-]+\.so[\d.]*)\((?P<func>\w+)\+0x"
+    r"|^\s*#?\d+ +(?:0x[\da-f]+ +)?(?:in )?(?P<of>\w[\w:]*)\(.*\) +"
+    r"(?:at |from )?(?P<file>[\w./+-]+)"
+    r"|^\s*@ +0x[\da-f]+ (?P<at>\w[\w:<>]*)"
+)
+"""A frame of a stack of compiled code: of UCX and Open MPI, of gdb, of glog."""
+
+ENDING = re.compile(
+    r"(?:ucs_(?:\w*error|debug|log|fatal)|opal_|__|std::|_?start|clone|main$|gsignal|abort|raise"
+    r"|killpg|unknown|c10::|google::)"
+)
+"""Functions that end or begin a process, or report its end."""
+
 HOLE = re.compile(r"\{(\w+)\}")
 PROGRAM = "the program"
 OWNER = re.compile(r"\(code of (\w+)\)")  # in location()
@@ -85,6 +99,16 @@ def location(frames: list[re.Match[str]]) -> str:
     others = [frame for frame in calls if _owner(frame) != owner] or calls
     called = f", called by {_place(others[-1])}" if others else ""
     return f"raised by {_place(last)} (code of {owner or 'your script or checkout'}){called}"
+
+
+def native(lines: Iterable[Words]) -> str:
+    """The innermost function of a crashed process that isn't of the handler; "" for none."""
+    for frame in filter(None, (NATIVE.search(line.text) for line in lines)):
+        called = frame["func"] or frame["of"] or frame["at"]
+        if not ENDING.match(called):
+            where = (frame["lib"] or frame["file"] or "").rpartition("/")[2].strip("?")
+            return f"crashed in {called}{f' of {where}' if where else ''}"
+    return ""
 
 
 def _owner(frame: re.Match[str]) -> str:

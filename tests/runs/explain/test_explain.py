@@ -253,6 +253,30 @@ def test_a_traceback_that_is_cut_off_is_a_place() -> None:
 
 
 @pytest.mark.parametrize(
+    ("frames", "where"),
+    [
+        (["==== backtrace ====", " 0  /l/libucs.so.0(ucs_handle_error+0x73) [0x7f]",
+          " 1  /l/libuct.so.0(+0xf4) [0x7f]", " 2  /l/libuct.so.0(uct_turn+0xf4) [0x7f]"],
+         "crashed in uct_turn of libuct.so.0"),
+        ([" 0 0x000000000004a9d5 uct_turn()  /src/mm_ep.c:230"], "crashed in uct_turn of mm_ep.c"),
+        (["    @     0x7fa86e496801 abort", "    @     0x7fa86f6f97b5 gizmo::Turn()"],
+         "crashed in gizmo::Turn"),
+    ],
+)  # fmt: skip
+def test_a_crash_has_the_function_that_it_was_in(frames: list[str], where: str) -> None:
+    """Only the signal was quoted, and whose code it was in stood in the lines after it."""
+    log = ["[n1:7 :0:7] Caught signal 11 (Segmentation fault)", *frames]
+    found = failures.explain(["\n".join(log).encode()])
+    assert found.signs[0].said
+    assert found.signs[0].said.raised_by == where
+    loud = "[n1:8 :0:8]       mm_ep.c:231  Fatal: Failed to attach the gizmo"
+    assert failures.explain(["\n".join([*log, loud]).encode()]).lines[-2:] == [
+        "lines that may say why:",
+        f"  line {len(log) + 1}: {loud}",
+    ]
+
+
+@pytest.mark.parametrize(
     ("line", "name"),
     [
         ("wandb: Network error (ReadTimeout), entering retry loop.",

@@ -208,7 +208,10 @@ def test_an_exception_without_its_message_is_quoted_with_it() -> None:
 def test_a_line_that_passes_on_a_warning_is_no_place() -> None:
     """Apptainer's `extract command failed: WARNING: ...` hid the error some lines below."""
     log = b"FATAL:   by turning x: gizmo failed: WARNING: no passwd\ngizmo: failed to turn\n"
-    assert failures.explain([log]).first is None
+    found = failures.explain([log]).first
+    assert found
+    assert found.said
+    assert found.said.text == "gizmo: failed to turn"
 
 
 @pytest.mark.parametrize(
