@@ -42,10 +42,7 @@ MOST_NEAR = 4  # lines that may say why, of a summary
 NEAR = 64  # lines before an error in which its traceback is looked for
 RAISED, CHAINED, UNCAUGHT, ENDS, LOUD, PASSING, ECHO, FAR, CRASH = (
     re.compile(LINES[name])
-    for name in (
-        *("raised", "chained", "uncaught", "ends", "loud"),
-        *("passing", "echo", "far", "crash"),
-    )
+    for name in "raised chained uncaught ends loud passing echo far crash".split()
 )
 RAISED_OR_CHAINED = re.compile(f"{RAISED.pattern}|{CHAINED.pattern}", re.MULTILINE)
 NOTABLE = re.compile(f"{RAISED_OR_CHAINED.pattern}|{LOUD.pattern}", re.MULTILINE)

@@ -25,20 +25,8 @@ WRAPPER = re.compile(r"(?:^|[._])(?:wrapp(?:er|ed)\w*|decorat\w*|inner(?:_f)?|ne
 """Functions that call another for somebody: decorators'."""
 HANDS_ON = re.compile(r"\*\*\w*(?:kwargs?|kwds)\b")  # a call with whatever its caller gave
 
-NATIVE = re.compile(
-    r"(?P<lib>[\w.+-]+\.so[\d.]*)\((?P<func>\w+)\+0x"
-    r"|^\s*#?\d+ +(?:0x[\da-f]+ +)?(?:in )?(?P<of>\w[\w:]*)\(.*\) +"
-    r"(?:at |from )?(?P<file>[\w./+-]+)"
-    r"|^\s*@ +0x[\da-f]+ (?P<at>\w[\w:<>]*)"
-)
-"""A frame of a stack of compiled code: of UCX and Open MPI, of gdb, of glog."""
-
-ENDING = re.compile(
-    r"(?:ucs_(?:\w*error|debug|log|fatal)|opal_|__|std::|_?start|clone|main$|gsignal|abort|raise"
-    r"|killpg|unknown|c10::|google::)"
-)
-"""Functions that end or begin a process, or report its end."""
-
+NATIVE = re.compile(LINES["native"], re.VERBOSE)
+ENDING = re.compile(LINES["ending"])
 HOLE = re.compile(r"\{(\w+)\}")
 PROGRAM = "the program"
 OWNER = re.compile(r"\(code of (\w+)\)")  # in location()
