@@ -194,7 +194,7 @@ def tune(
     name = _name(asked, chosen, wanted, ground)
     if wanted.fresh and (record.folder(name) / measure.MEASUREMENTS).exists():
         record.put_bytes(name, measure.MEASUREMENTS, b"")
-    progress.step("how fast the card is")
+    progress.step("measuring the rates of the GPU or CPU")
     precision = predict.precision(space.config)
     rates = measure.rates(chosen, space.config, precision)
     card = _card(ground.gpu, precision, rates)
