@@ -42,6 +42,7 @@ optimizer, whose masters and moments are there by then: trainer/fast/buffers.py,
 EVALUATED = 10
 """Bytes of a logit where a model that is compiled whole evaluates: 16 bits, fp32, and softmax."""
 
+POSITIONS = "position_embedding_type"
 ROW = 20
 """Bytes of a row of grouped experts beside its numbers: places, token, order and factor."""
 
@@ -312,6 +313,13 @@ class _Rank:
                 attention += 2 * heads + keys if self.how else heads + keys // 2
             if self.where.context > 1 and size.groups < size.heads:
                 attention += keys + heads  # queries: views of what was exchanged; the context
+        elif self._kept_of_score:  # upstream's plain one repeats grouped keys and values too
+            attention = 4 * heads
+            turned = "qk_layernorm" in self.options or self.options.get(POSITIONS) == "rope"
+            if size.groups == size.heads:  # values are a view of the product, which stays whole
+                attention += 2 * heads * turned
+            elif "qk_layernorm" in self.options:  # which keeps that product
+                attention += heads + keys
         inside = (attention + size.ffn * (3 if size.gated else 2)) * float(width)
         inside += size.heads * size.sequence / self.where.context * self._kept_of_score
         return outside / self.undivided + inside / self.where.tensor
