@@ -67,6 +67,22 @@ def test_upstreams_line(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
+@pytest.mark.megatron
+def test_an_evaluation_that_needs_more_memory_has_a_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """GPT-2's only line said 6.3 GB, and its evaluation took 7.2."""
+    report = pytest.importorskip("launcher.trainer.gpt.report")
+    monkeypatch.setattr(report.measurements, "memory_line", "after {}".format)
+    monkeypatch.setattr(report.parallel_state, "get_data_parallel_rank", lambda: 0)
+    one = report.Report.__new__(report.Report)
+    one.arguments, one.most = SimpleNamespace(on_cpu=False), 0
+    for iteration, most in enumerate((6300, 6300, 7200, 7000), 1):
+        monkeypatch.setattr(report.torch.cuda, "max_memory_allocated", lambda most=most: most)
+        one._log_memory(iteration)
+    assert capsys.readouterr().out.split("\n") == ["after 1", "after 3", ""]
+
+
 NVML = """
 #include <string.h>
 static unsigned long long used = 5000;
