@@ -119,7 +119,8 @@ class Report:
 
     def _log_memory(self, iteration: int) -> None:
         """A GPU's line, where it has needed more than the last one says; as upstream's, on some."""
-        most = 0 if self.arguments.on_cpu else torch.cuda.max_memory_allocated()
+        on_cpu = bool(self.arguments.on_cpu)
+        most = 0 if on_cpu else measurements.peak(on_cpu)["allocated"]
         if most > self.most and parallel_state.get_data_parallel_rank() == 0:
             print(measurements.memory_line(iteration), flush=True)
         self.most = max(self.most, most)
