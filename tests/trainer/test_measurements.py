@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from launcher.agent import words
-from launcher.agent.ranks.ending import OptionError
+from launcher.agent.ranks.exit_codes import OptionError
 from launcher.trainer.gpt import arguments as command_line
 from launcher.trainer.gpt import measurements
 from launcher.trainer.gpt.log import training_line, validation_line
@@ -82,7 +82,7 @@ def test_an_evaluation_that_needs_more_memory_has_a_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """GPT-2's only line said 6.3 GB, and its evaluation took 7.2."""
-    report = pytest.importorskip("launcher.trainer.gpt.report")
+    report = pytest.importorskip("launcher.trainer.gpt.step_report")
     monkeypatch.setattr(report.measurements, "memory_line", "after {}".format)
     monkeypatch.setattr(report.parallel_state, "get_data_parallel_rank", lambda: 0)
     one = report.Report.__new__(report.Report)
