@@ -106,8 +106,8 @@ class Search:
             if self.predicted(setting) is None:
                 return
             self._take(setting)
-            found = self.tried.get(setting)
-            if found is None or found.ms is not None:
+            ran = self.tried.get(setting)
+            if ran is None or ran.ms is not None:
                 return
 
     def _rank(self, setting: Setting) -> tuple[float, int]:
