@@ -290,7 +290,9 @@ class _Rank:
         """Bytes that a layer keeps of a token for the way back: all of it, without recomputing."""
         size, width = self.size, self.width
         masks = 2 if self.drops("hidden_dropout") and not self.kernels else 0
-        outside = size.hidden * (4 * width + masks)  # two norms' inputs and outputs, dropout
+        # of what FP8's products read, norms' outputs are kept so, and what an MLP activates isn't
+        eight = bool(self.how) and "fp8_format" in self.options
+        outside = size.hidden * (4 * width + masks - 2 * eight)  # two norms' inputs and outputs
         if self.how and self.undivided > 1:  # gathered, the latter are kept whole
             outside += 2 * size.hidden * width * (self.undivided - 1)
         heads, keys = size.heads * size.head, 2 * size.groups * size.head
@@ -308,13 +310,12 @@ class _Rank:
                 attention += 2 * heads * turned
             elif "qk_layernorm" in self.options:  # which keeps that product
                 attention += heads + keys
-        inside = (attention + size.ffn * (3 if size.gated else 2)) * float(width)
+        inside = (attention + size.ffn * ((3 if size.gated else 2) - eight)) * float(width)
         inside += size.heads * size.sequence / self.where.context * self._kept_of_score
         return outside / self.undivided + inside / self.where.tensor
 
     def bytes_of_sums(self, *, tied: bool) -> float:
-        """Bytes that GPT-2's kernels keep for sums over rows; `tied`: and those of the words'
-        gradient, by both their uses."""
+        """Bytes of sums over rows in GPT-2's kernels, if `tied` with the words' gradient."""
         size, (norms, layers, inside) = self.size, PARTS
         rows = norms * (2 * size.layers + 1) + layers * (size.layers + 1)
         width = rows * size.hidden + inside * (size.layers + 1) * size.ffn

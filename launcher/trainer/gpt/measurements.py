@@ -33,8 +33,7 @@ MEGABYTE = 1024 * 1024
 SPLIT = ("tensor", "pipeline", "context", "expert", "data")
 STATM = Path("/proc/self/statm")  # proc(5): total and resident pages, …
 
-symmetric: list[int] = []
-"""Bytes of each tensor in symmetric memory, which torch's allocator doesn't count."""
+symmetric: list[int] = []  # bytes of tensors in such memory, which torch's allocator doesn't count
 
 
 def memory_line(iteration: int) -> str:
