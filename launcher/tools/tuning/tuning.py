@@ -279,6 +279,10 @@ def _told(
     was = f"{given.ms:.1f} ms as given" if given.ms else f"as given: {given.why}"
     times = f", {given.ms / best.ms:.1f} times as fast" if given.ms else ""
     yield f"{best.ms:.1f} ms a step, {was}{times}: {best.setting}"
+    for left in search.left:
+        now, then = search.predicted(best.setting), search.predicted(left)
+        foreseen = f"; it should take {then / now:.2f} times as long" if now and then else ""
+        yield f"no time was left to measure {left}{foreseen}"
     config, where = ground.space.of(best.setting), ground.space.where(best.setting)
     size = model_size.shape(config.program, values_of(config, where))
     if size and isinstance(rates, dict) and config.training.global_batch_size:
