@@ -16,6 +16,7 @@ import yaml
 
 from launcher import cli
 from launcher.images.matrix.load import load_matrix
+from tests.tables import table
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / ".github/workflows"
@@ -376,20 +377,7 @@ def test_each_row_is_built_where_a_runner_takes_it(act: Act) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    ("asked", "results", "said"),
-    [
-        ("images tags=24.11", "rows!", "no tag '24.11' in the matrix"),
-        # A pull request reaches no machine that stays.
-        ("images pull_request CUDA_RUNNER ARM64_RUNNER GPU_RUNNER", "rows build-cpu", ""),
-        ("compat", "rows cpu-cpu report", ""),
-        ("compat tags=24.09 GPU_RUNNER", "rows gpu-24.09 report", ""),
-        ("compat tags=cpu disk=7.5 GPU_RUNNER", "rows cpu-cpu report", ""),
-        ("compat tags=24.09,24.10", "rows!", "set the variable CUDA_RUNNER or GPU_RUNNER"),
-        # Rows with CUDA are published only where that was chosen.
-        ("publish tags=24.10,cpu CUDA_RUNNER", "rows publish-cpu", "names no runner: 24.10"),
-    ],
-)
+@table("asked", "results", "said")
 def test_what_has_no_runner_is_told_or_left_out_and_the_rest_goes_on(
     act: Act, asked: str, results: str, said: str
 ) -> None:

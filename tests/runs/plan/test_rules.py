@@ -24,6 +24,7 @@ from launcher.runs.runfile.source import Origin
 from launcher.runs.runfile.values import parse_gpus
 from tests.conftest import ROOT
 from tests.plans import HOST, MINIMAL, STAMP, Planner, plan_of
+from tests.tables import table
 
 FILE = """name: a
 image: cpu
@@ -148,17 +149,7 @@ def test_a_rule_holds_for_what_is_behind_dashes_too(plan: Planner) -> None:
         plan(FILE, rest=("--recompute-granularity", "full"), facts=ImageFacts("0.9.0", True))
 
 
-@pytest.mark.parametrize(
-    ("values", "release", "told"),
-    [
-        ({"sequence_parallel": True}, "0.9.0", "turned off, as there is no tensor parallelism"),
-        ({"rampup_batch_size": [8, 8, 9]}, "0.19.0", "ignores it"),
-        ({"rampup_batch_size": [8, 8, 9]}, "0.17.1", ""),
-        ({"tokenizer_type": "GPT2BPETokenizer"}, "0.17.1", "gpt2 of Hugging Face's hub"),
-        ({"tokenizer_type": "GPT2BPETokenizer"}, "0.16.1", ""),
-        ({"tokenizer_type": "NullTokenizer"}, "0.19.2", ""),
-    ],
-)
+@table("values", "release", "told")
 def test_what_is_ignored_is_told(values: dict[str, Value], release: str, told: str) -> None:
     options = rules.RuleInput(values, Layout(1, 1, 1, 1))
     found = "".join(problem for problem, _ in rules.broken(rules.IGNORED, options, release, str))
@@ -171,15 +162,7 @@ def test_every_rule_is_of_options_that_there_are() -> None:
 
 
 @pytest.mark.parametrize("release", ["0.9.0", "0.16.1", "0.19.0"])
-@pytest.mark.parametrize(
-    ("given", "instead"),
-    [
-        ("batch_size=8", "--micro-batch-size"),
-        ("model_parallel_size=2", "--tensor-model-parallel-size"),
-        ("warmup=1", "--lr-warmup-fraction"),
-        ("checkpoint_activations=true", "--recompute-activations, or"),
-    ],
-)
+@table("given", "instead")
 def test_an_option_that_is_taken_only_to_end_at_is_refused(
     plan: Planner, release: str, given: str, instead: str
 ) -> None:
@@ -348,9 +331,9 @@ def case(chance: random.Random, release: str) -> Case:
     values = {section: dict(fields) for section, fields in BASE.items()} | {"parallel": {}}
     args: dict[str, Any] = {}
     changes = []
-    for table, most in ((SIZES, 2), (STEPS, 2), (SPREAD, 4), (PASSED, 2)):
-        for key in chance.sample(sorted(table), chance.randint(0, most)):
-            value = chance.choice(table[key])
+    for choices, most in ((SIZES, 2), (STEPS, 2), (SPREAD, 4), (PASSED, 2)):
+        for key in chance.sample(sorted(choices), chance.randint(0, most)):
+            value = chance.choice(choices[key])
             changes.append(f"{key}={value}")
             section, dot, field = key.partition(".")
             (values[section] if dot else args)[field if dot else section] = value
