@@ -76,9 +76,9 @@ def test_the_script(plan: Planner, flavour: str) -> None:
     two = plan("gpt2.yaml", *more, host=host)
     told = slurm_request.request(two, Slurm.model_validate(FLAVOURS[flavour]), FOLDER).script
     if flavour == "none":
-        kept("slurm-none.sh", told)
+        kept("slurm-none.txt", told)
     else:
-        whole = (GOLDEN / "slurm-none.sh").read_text().splitlines(True)
+        whole = (GOLDEN / "slurm-none.txt").read_text().splitlines(True)
         lines = difflib.ndiff(whole, told.splitlines(True))
         kept(f"slurm-{flavour}.diff", "".join(line for line in lines if line[0] in "+-"))
     passes_shellcheck(told)
