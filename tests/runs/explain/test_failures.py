@@ -390,13 +390,6 @@ def test_the_exit_code_is_told_once(code: int, tail: str, first: str) -> None:
     assert finished == ["run 0a1b finished"]
 
 
-@pytest.fixture
-def kept(runs: Path) -> Path:
-    """The folder of a run's record."""
-    (runs / RUN).mkdir(parents=True)
-    return runs / RUN
-
-
 @pytest.mark.parametrize(
     ("found", "signals", "by"),
     [
