@@ -46,18 +46,7 @@ def test_every_refusal_is_told_and_warnings_let_a_run_start(
     assert capsys.readouterr().err == told
 
 
-@pytest.mark.parametrize(
-    ("request_", "indices"),
-    [
-        ("1", [0]),
-        ("2", [0, 1]),
-        ("device=1", [1]),
-        ("device=1,0", [1, 0]),
-        ("device=GPU-1", [1]),
-        ("device=GPU-", []),
-        ("device=7", []),
-    ],
-)
+@table("request_", "indices")
 def test_which_gpus_a_request_makes_visible(request_: str, indices: list[int]) -> None:
     assert [gpu.index for gpu in checks.chosen(parse_gpus(request_), TWO)] == indices
     assert checks.chosen(Gpus(2, everything=True), TWO) == list(TWO)

@@ -265,16 +265,7 @@ def test_a_config_that_says_another_model_is_refused_by_name(
         convert.import_(changed(tmp_path, family, change), tmp_path / "ours")
 
 
-@pytest.mark.parametrize(
-    ("family", "change"),
-    [
-        ("mixtral", {"sliding_window": 8}),
-        ("mistral", {"sliding_window": None}),
-        ("llama", {"bos_token_id": 1, "eos_token_id": [2, 3, 4]}),
-        ("qwen2", {"sliding_window": 64, "use_sliding_window": False, "eos_token_id": 7}),
-        ("gpt2", {"bos_token_id": 5, "eos_token_id": 6}),
-    ],
-)
+@table("family", "change")
 def test_what_a_config_says_comes_back(tmp_path: Path, family: str, change: dict[str, Any]) -> None:
     convert.import_(changed(tmp_path, family, change), tmp_path / "ours")
     convert.export(opened(tmp_path / "ours"), tmp_path / "back")
