@@ -17,7 +17,7 @@ import pytest
 import yaml
 
 from launcher import cli
-from launcher.images.matrix.load import load_matrix
+from launcher.images.matrix.matrix_file import load_matrix
 from tests import conftest
 from tests.tables import table
 
