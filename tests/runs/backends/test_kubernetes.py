@@ -371,6 +371,9 @@ def test_no_secrets_value_is_in_it(full: Plan, kind: str) -> None:
     told = kubernetes_request.show(full, made)
     assert [one for one in ("0123456789", "abcdefghij", "/run/secrets") if one in told] == []
     assert "set after all" in told
+    argued = replace(full, env=env, argv=("program", "--api-key", "0123456789"))
+    with pytest.raises(UsageError, match="a secret among the program's arguments"):
+        kubernetes_request.request(argued, asked(**keys), environ)
 
 
 @given(words=st.lists(st.text("ab$()\\ '\"{}", max_size=8), max_size=4))
