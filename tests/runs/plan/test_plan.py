@@ -47,6 +47,10 @@ def test_what_can_not_be_planned_is_refused(
     assert told in refusal(plan, text, *sets)
 
 
+def test_a_presets_processes_are_for_the_cpu_and_give_way_to_gpus(plan: Planner) -> None:
+    assert plan("gpt2-tiny", "gpus=1", "parallel={}").processes_per_node == 1  # 2 in the file
+
+
 def test_the_number_of_all_must_be_found_first() -> None:
     config, origin = load("gpt2", "gpus=all")
     everything = Gpus(count=4, everything=True)
