@@ -34,7 +34,6 @@ from launcher.base.errors import EngineError, LauncherError, PreflightError, Usa
 from launcher.base.settings import ROOT, expanded, settings
 from launcher.runs.backends import backend
 from launcher.runs.follow import find, supervise
-from launcher.runs.follow.again import resumed
 from launcher.runs.follow.assemble import PlannedRun, assemble, new_stamp
 from launcher.runs.follow.live import tell
 from launcher.runs.follow.start import begin, check_start, keep
@@ -268,6 +267,8 @@ class Run:
         Raises UsageError where it still goes on, saved nothing, or fits no such number.
         """
         chosen = backend(on or record.find(self.id).backend)
+        from launcher.runs.follow.again import resumed
+
         asked, _ = resumed(self.id, chosen, _overrides(changes))
         return _started(asked, chosen.configured(asked.config))
 

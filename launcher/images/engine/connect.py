@@ -14,10 +14,11 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from launcher.base.errors import AbsentError, EngineError
 from launcher.base.settings import settings
+from launcher.images.engine.direct import DirectClient
 
 if TYPE_CHECKING:
     from docker import DockerClient
@@ -42,18 +43,19 @@ class Endpoint:
     verify: bool = True
 
 
-def connect(timeout: float | None = None) -> DockerClient:
+def connect(timeout: float | None = None, *, direct: bool = False) -> DockerClient:
     """A client of the first engine that answers in the time that the settings say.
 
     `timeout` is for each of its later answers: other than that time for what builds and carries
-    images. Raises EngineError, which lists what was tried, where there's none.
+    images. `direct`: what a run asks needs no SDK, where the engine has a socket here.
+    Raises EngineError, which lists what was tried, where there's none.
     """
     failures: list[tuple[Endpoint, str]] = []
     within = settings().answer_within
     for endpoint in endpoints(os.environ):
         scheme, _, path = endpoint.host.partition("://")
         reason = socket_fault(Path(path), within) if scheme == "unix" else ""
-        client = None if reason else _client(endpoint, within)
+        client = None if reason else _client(endpoint, within, direct=direct)
         if client is not None and not isinstance(client, str):
             client.api.timeout = timeout or within
             return client
@@ -250,8 +252,14 @@ def socket_fault(path: Path, within: float) -> str:
     return ""
 
 
-def _client(endpoint: Endpoint, within: float) -> DockerClient | str:
+def _client(endpoint: Endpoint, within: float, *, direct: bool) -> DockerClient | str:
     """A client of the engine at `endpoint`, or why there is none."""
+    try:
+        spoken = _spoken(endpoint.host, within)
+    except OSError as error:
+        return _reason(error, within)
+    if direct and spoken:
+        return cast("DockerClient", DirectClient(endpoint.host, spoken, within))
     from docker.errors import DockerException
     from docker.tls import TLSConfig
 
@@ -262,7 +270,6 @@ def _client(endpoint: Endpoint, within: float) -> DockerClient | str:
         if folder := endpoint.certificates:
             own = (str(folder / "cert.pem"), str(folder / "key.pem"))
             tls = TLSConfig(own, str(folder / "ca.pem"), verify=endpoint.verify)
-        spoken = _spoken(endpoint.host, within)
         return Client(endpoint.host, tls=tls, timeout=within, use_ssh_client=True, version=spoken)
     except (DockerException, OSError, ValueError) as error:
         return _reason(error, within)

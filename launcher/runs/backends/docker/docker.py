@@ -35,17 +35,17 @@ def connect() -> DockerClient:
     """The engine. Raises EngineError where none answers."""
     from launcher.images.engine.connect import connect as find
 
-    return find()
+    return find(direct=True)
 
 
 @contextmanager
 def _asking() -> Iterator[None]:
     """Raises EngineError where the engine doesn't answer, or refuses to."""
-    from launcher.runs.backends.container import FAILURES, words_of
+    from launcher.runs.backends.container import failures, words_of
 
     try:
         yield
-    except FAILURES as error:
+    except failures() as error:
         raise EngineError(f"the engine: {words_of(error)}") from error
 
 
@@ -83,15 +83,14 @@ class DockerBackend(Backend):
             return show(plan)
 
     def facts(self, image: str) -> ImageFacts | None:
-        from docker.errors import NotFound
-
         from launcher.base.settings import settings
         from launcher.images.builder import beside
+        from launcher.runs.backends.container import missing
 
         with _asking():
             try:
                 told = self.api.inspect_image(image)
-            except NotFound:
+            except missing():
                 return None
         known = beside.packages(str(told["Id"]), settings())
         packages = None if known is None else frozenset(known)
