@@ -131,8 +131,7 @@ class DirectApi:
         self, method: str, path: str, body: bytes, headers: Mapping[str, str], until: float | None
     ) -> socket.socket:
         """A connection for this request. HTTP/1.0, whose answers are one piece to the end."""
-        version = "1.1" if headers else "1.0"
-        lines = [f"{method} /v{self.api_version}{path} HTTP/{version}", "Host: engine"]
+        lines = [f"{method} /v{self.api_version}{path} HTTP/1.0", "Host: engine"]
         headers = {**headers, "Content-Type": "application/json", "Content-Length": len(body)}
         lines += [f"{name}: {value}" for name, value in headers.items()]
         connection = socket.socket(socket.AF_UNIX)

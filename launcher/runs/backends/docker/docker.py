@@ -89,15 +89,26 @@ class DockerBackend(Backend):
 
         with _asking():
             try:
-                told = self.api.inspect_image(image)
+                self._images.pop(image, None)
+                told = self.inspected(image)
             except missing():
                 return None
         known = beside.packages(str(told["Id"]), settings())
         packages = None if known is None else frozenset(known)
         return replace(labelled(told["Config"].get("Labels") or {}), packages=packages)
 
+    @cached_property
+    def _images(self) -> dict[str, dict[str, Any]]:
+        return {}
+
+    def inspected(self, image: str) -> dict[str, Any]:
+        """What the engine says of an image; asked once for all that a start makes of it."""
+        return self._images.get(image) or self._images.setdefault(
+            image, self.api.inspect_image(image)
+        )
+
     def identity(self, image: str) -> Mapping[str, Any]:
-        told = self.api.inspect_image(image)
+        told = self.inspected(image)
         labels = told["Config"].get("Labels") or {}
         digests = sorted(told.get("RepoDigests") or [])
         return {"name": image, "id": told["Id"], "digests": digests, "labels": labels}
