@@ -68,6 +68,10 @@ def run(args: Namespace) -> int:
     The training program's exit code is passed on.
     """
     gc.disable()  # imports leave no garbage, and looking for it takes a tenth of their time
+    if args.backend == "docker":
+        from launcher.images.engine.connect import connect_beside
+
+        connect_beside()
     from dataclasses import replace
 
     from launcher.api import RunFile

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Event, Thread
 from typing import TYPE_CHECKING, Any, cast
 
 from launcher.base.errors import AbsentError, EngineError
@@ -61,6 +62,48 @@ def connect(timeout: float | None = None, *, direct: bool = False) -> DockerClie
             return client
         failures.append((endpoint, reason or str(client)))
     raise no_engine(failures)
+
+
+class Connecting(Thread):
+    """Connects, and asks the engine about itself, while this process reads its modules.
+
+    An engine starts programs for that answer, which takes it as long as half a start.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self._found: DockerClient | Exception | None = None
+        self._connected = Event()
+        self.start()
+
+    def run(self) -> None:
+        try:
+            self._found = connect(direct=True)
+        except Exception as error:
+            self._found = error
+        self._connected.set()
+        with suppress(Exception):  # it is asked again by who wants to know
+            self.client().api.info()
+
+    def client(self) -> DockerClient:
+        """What `connect` returns. Raises as that."""
+        self._connected.wait()
+        if isinstance(self._found, Exception):
+            raise self._found
+        return self._found
+
+
+_begun: list[Connecting] = []
+
+
+def connect_beside() -> None:
+    """Begin to connect, for the next `connected`."""
+    _begun.append(Connecting())
+
+
+def connected() -> DockerClient:
+    """A client for a run, where one was begun that. Raises EngineError."""
+    return _begun.pop().client() if _begun else connect(direct=True)
 
 
 def endpoints(env: Mapping[str, str]) -> Iterator[Endpoint]:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import closing
 from functools import cached_property
+from threading import Lock
 from typing import TYPE_CHECKING, Any, BinaryIO
 from urllib.parse import quote, urlencode
 
@@ -36,6 +37,8 @@ class DirectApi:
 
     def __init__(self, host: str, api_version: str, timeout: float) -> None:
         self.host, self.api_version, self.timeout = host, api_version, timeout
+        self._info: Any = None
+        self._asking = Lock()
 
     @cached_property
     def _sdk(self) -> APIClient:
@@ -47,7 +50,10 @@ class DirectApi:
         return getattr(self._sdk, name)
 
     def info(self) -> Any:
-        return self._json("GET", "/info")
+        """What the engine says of itself; asked once."""
+        with self._asking:
+            self._info = self._info or self._json("GET", "/info")
+            return self._info
 
     def inspect_image(self, image: str) -> Any:
         return self._json("GET", f"/images/{quote(image, '/:')}/json")

@@ -33,9 +33,9 @@ if TYPE_CHECKING:
 
 def connect() -> DockerClient:
     """The engine. Raises EngineError where none answers."""
-    from launcher.images.engine.connect import connect as find
+    from launcher.images.engine.connect import connected
 
-    return find(direct=True)
+    return connected()
 
 
 @contextmanager
