@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from threading import Event, Thread
+from threading import Thread
 from typing import TYPE_CHECKING, Any, cast
 
 from launcher.base.errors import AbsentError, EngineError
@@ -70,27 +70,14 @@ class Connecting(Thread):
     An engine starts programs for that answer, which takes it as long as half a start.
     """
 
-    def __init__(self) -> None:
-        super().__init__(daemon=True)
-        self._found: DockerClient | Exception | None = None
-        self._connected = Event()
-        self.start()
+    found: DockerClient | None = None
 
     def run(self) -> None:
         try:
-            self._found = connect(direct=True)
+            self.found = connect(direct=True)
+            self.found.api.info()  # which the client keeps
         except Exception as error:
-            self._found = error
-        self._connected.set()
-        with suppress(Exception):  # it is asked again by who wants to know
-            self.client().api.info()
-
-    def client(self) -> DockerClient:
-        """What `connect` returns. Raises as that."""
-        self._connected.wait()
-        if isinstance(self._found, Exception):
-            raise self._found
-        return self._found
+            self.error = error
 
 
 _begun: list[Connecting] = []
@@ -98,12 +85,19 @@ _begun: list[Connecting] = []
 
 def connect_beside() -> None:
     """Begin to connect, for the next `connected`."""
-    _begun.append(Connecting())
+    _begun.append(Connecting(daemon=True))
+    _begun[-1].start()
 
 
 def connected() -> DockerClient:
     """A client for a run, where one was begun that. Raises EngineError."""
-    return _begun.pop().client() if _begun else connect(direct=True)
+    if not _begun:
+        return connect(direct=True)
+    connecting = _begun.pop()
+    connecting.join()
+    if connecting.found is None:
+        raise connecting.error
+    return connecting.found
 
 
 def endpoints(env: Mapping[str, str]) -> Iterator[Endpoint]:

@@ -21,9 +21,7 @@ if TYPE_CHECKING:
 WORK_SECONDS = 60.0
 """What makes the engine work, such as the start of a container, has so much more time."""
 
-PIECE = 1 << 16
 ABSENT = 404
-HIJACKED = {"Connection": "Upgrade", "Upgrade": "tcp"}
 
 
 class DirectApi:
@@ -58,12 +56,9 @@ class DirectApi:
     def inspect_image(self, image: str) -> Any:
         return self._json("GET", f"/images/{quote(image, '/:')}/json")
 
-    def containers(self, *, all: bool, filters: Mapping[str, str]) -> Any:
-        wanted = json.dumps({key: [value] for key, value in filters.items()})
-        return self._json("GET", f"/containers/json?{urlencode({'all': +all, 'filters': wanted})}")
-
     def create_container_from_config(self, body: Mapping[str, Any], name: str) -> Any:
-        return self._json("POST", f"/containers/create?{urlencode({'name': name})}", body)
+        path = f"/containers/create?{urlencode({'name': name})}"
+        return self._json("POST", path, json.dumps(body).encode())
 
     def inspect_container(self, container: str) -> Any:
         return self._json("GET", f"/containers/{quote(container)}/json")
@@ -72,7 +67,7 @@ class DirectApi:
         self._answer("POST", f"/containers/{container}/start")
 
     def wait(self, container: str) -> Any:
-        return json.loads(self._answer("POST", f"/containers/{container}/wait", limited=False))
+        return self._json("POST", f"/containers/{container}/wait", limited=False)
 
     def remove_container(self, container: str, *, v: bool, force: bool) -> None:
         self._answer("DELETE", f"/containers/{container}?{urlencode({'v': v, 'force': force})}")
@@ -86,20 +81,18 @@ class DirectApi:
         """The container's output from now on, in frames; its input is open as long as this is."""
         path = f"/containers/{container}/attach?{urlencode(params)}"
         until = time.monotonic() + self.timeout + WORK_SECONDS
-        connection = self._send("POST", path, b"", HIJACKED, until)
-        try:
+        sent = self._send("POST", path, b"", until, "Upgrade: tcp", "Connection: Upgrade")
+        with closing(sent) as connection:
             head = b""
             while not head.endswith(b"\r\n\r\n") and (byte := self._receive(connection, until, 1)):
                 head += byte  # one by one: what follows is the container's
-            if _status(head) >= 400:
+            if not 0 < _status(head) < 400:
                 self._check(path, head, b"".join(self._pieces(connection, until)))
             connection.settimeout(None)
-            return connection.makefile("rb")
-        finally:
-            connection.close()  # but for what reads from it
+            return connection.makefile("rb")  # which keeps it open
 
-    def _json(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
-        answer = self._answer(method, path, b"" if body is None else json.dumps(body).encode())
+    def _json(self, method: str, path: str, body: bytes = b"", **how: bool) -> Any:
+        answer = self._answer(method, path, body, **how)
         try:
             found = json.loads(answer)
         except ValueError as error:
@@ -125,7 +118,7 @@ class DirectApi:
         """
         seconds = self.timeout + (0 if method == "GET" else WORK_SECONDS)
         until = time.monotonic() + seconds if limited else None
-        with closing(self._send(method, path, body, {}, until)) as connection:
+        with closing(self._send(method, path, body, until)) as connection:
             answer = b"".join(self._pieces(connection, until))
         head, _, content = answer.partition(b"\r\n\r\n")
         if absent and _status(head) == ABSENT:
@@ -134,24 +127,23 @@ class DirectApi:
         return content
 
     def _send(
-        self, method: str, path: str, body: bytes, headers: Mapping[str, str], until: float | None
+        self, method: str, path: str, body: bytes, until: float | None, *fields: str
     ) -> socket.socket:
-        """A connection for this request. HTTP/1.0, whose answers are one piece to the end."""
-        lines = [f"{method} /v{self.api_version}{path} HTTP/1.0", "Host: engine"]
-        headers = {**headers, "Content-Type": "application/json", "Content-Length": len(body)}
-        lines += [f"{name}: {value}" for name, value in headers.items()]
+        """A connection for this request. HTTP/1.0: its answer is one piece, to the end."""
+        lines = [f"{method} /v{self.api_version}{path} HTTP/1.0", "Host: engine", *fields]
+        lines += ["Content-Type: application/json", f"Content-Length: {len(body)}", "", ""]
         connection = socket.socket(socket.AF_UNIX)
         try:
             connection.settimeout(until and max(until - time.monotonic(), 0.001))
             connection.connect(self.host.removeprefix("unix://"))
-            connection.sendall("\r\n".join([*lines, "", ""]).encode() + body)
+            connection.sendall("\r\n".join(lines).encode() + body)
         except OSError as error:
             connection.close()
             raise self._lost(error) from error
         return connection
 
     def _pieces(self, connection: socket.socket, until: float | None) -> Iterator[bytes]:
-        while piece := self._receive(connection, until, PIECE):
+        while piece := self._receive(connection, until, 1 << 16):
             yield piece
 
     def _receive(self, connection: socket.socket, until: float | None, most: int) -> bytes:
@@ -164,22 +156,20 @@ class DirectApi:
 
     def _check(self, path: str, head: bytes, content: bytes) -> None:
         """Raise what the SDK does for an answer that refuses, or breaks off."""
-        status, length = _status(head), _field(head, b"content-length")
-        if not status or (length and int(length) != len(content)):
+        lines = (line.lower().partition(b":") for line in head.split(b"\r\n")[1:])
+        length = {name: value.strip() for name, _, value in lines}.get(b"content-length")
+        if not _status(head) or (length and int(length) != len(content)):
             raise self._lost("the answer breaks off")
-        if _field(head, b"transfer-encoding"):
-            raise self._lost("the answer isn't HTTP/1.0")
-        if status >= 400:
-            raise _refusal(status, path, content)
+        if _status(head) >= 400:
+            raise _refusal(_status(head), path, content)
 
     def _lost(self, why: OSError | str) -> Exception:
         """The SDK's error for an engine that doesn't answer."""
         from requests.exceptions import ConnectionError as Lost
         from requests.exceptions import ReadTimeout
 
-        if isinstance(why, TimeoutError):
-            return ReadTimeout(f"{self.host}: no answer within {self.timeout:g} s")
-        return Lost(why)
+        late = f"{self.host}: no answer within {self.timeout:g} s"
+        return ReadTimeout(late) if isinstance(why, TimeoutError) else Lost(why)
 
 
 class DirectClient:
@@ -198,13 +188,7 @@ class DirectClient:
 def _status(head: bytes) -> int:
     """The status of an answer; 0 where there is none."""
     words = head.split(b" ", 2)
-    return int(words[1]) if len(words) > 1 and words[1][:3].isdigit() else 0
-
-
-def _field(head: bytes, name: bytes) -> bytes:
-    """A field of an answer's head, by its name in lower case; b"" where it isn't there."""
-    lines = (line.partition(b":") for line in head.split(b"\r\n")[1:])
-    return next((value.strip() for key, _, value in lines if key.strip().lower() == name), b"")
+    return int(words[1][:3]) if len(words) > 1 and words[1][:3].isdigit() else 0
 
 
 def _refusal(status: int, path: str, content: bytes) -> Exception:
