@@ -38,8 +38,7 @@ from launcher.runs.follow.assemble import PlannedRun, assemble, new_stamp
 from launcher.runs.follow.live import tell
 from launcher.runs.follow.start import begin, check_start, keep
 from launcher.runs.plan.job import Backend
-from launcher.runs.records import owner, record, runs
-from launcher.runs.records.runs import Filter, RunSummary
+from launcher.runs.records import owner, record
 from launcher.runs.runfile import source
 from launcher.runs.runfile.config import RunConfig
 from launcher.runs.runfile.source import Origin, Override, RunRequest
@@ -49,6 +48,7 @@ if TYPE_CHECKING:
 
     from launcher.images.builder.image import BuiltImage
     from launcher.runs.explain.failures import Explanation
+    from launcher.runs.records.runs import RunSummary
     from launcher.tools.data.text import TokenizedRun
 
 __all__ = [
@@ -155,7 +155,9 @@ class Run:
     @classmethod
     def all(cls, *states: str, name: str | None = None, since: str | None = None) -> list[Run]:
         """The runs that have a record, newest first: of some states, a name, an age ("7d")."""
-        wanted = Filter(states, name, runs.ago(since) if since else None)
+        from launcher.runs.records import runs
+
+        wanted = runs.Filter(states, name, runs.ago(since) if since else None)
         known = runs.known(job for _, job in find.jobs())
         return [cls(one.run) for one in known if wanted.takes(one)]
 
@@ -167,6 +169,8 @@ class Run:
     @property
     def record(self) -> dict[str, Any]:
         """All that is kept of it, as `launcher runs show` prints it. Raises UsageError."""
+        from launcher.runs.records import runs
+
         return runs.shown(self.id)
 
     @property
@@ -175,6 +179,8 @@ class Run:
 
         Where its engine doesn't answer, the state is what its record says.
         """
+        from launcher.runs.records import runs
+
         kept, alive = record.find(self.id), dict[str, str]()
         with suppress(EngineError):
             alive = runs.living(job for job in backend(kept.backend).jobs() if job.run == self.id)
@@ -247,6 +253,7 @@ class Run:
     def explain(self) -> Explanation:
         """What made it fail and what mends it, as `.lines`. Raises UsageError, EngineError."""
         from launcher.runs.explain import failures
+        from launcher.runs.records import runs
 
         return failures.explain((data for _, data in self.output()), runs.cause(self.id))
 
