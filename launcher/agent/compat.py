@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
-from launcher.agent.ranks.ending import OptionError
+from launcher.agent.ranks.exit_codes import OptionError
 from launcher.agent.series import has, since
 
 NEEDED: dict[str, tuple[object, str]] = {

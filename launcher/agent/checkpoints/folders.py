@@ -179,9 +179,9 @@ def _unfinished(path: Path, iteration: int, newest: str) -> str:
 
 
 def _problem(path: Path) -> str:
-    from launcher.agent.checkpoints import contents
+    from launcher.agent.checkpoints import completeness
 
-    return contents.problem(path)
+    return completeness.problem(path)
 
 
 def newest_complete(root: Path, line: str = "") -> CheckpointFolder | None:

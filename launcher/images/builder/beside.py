@@ -204,7 +204,7 @@ def record(client: DockerClient, image: str, name: str = "the image") -> dict[st
     Raises UsageError where the image has none, or something else there: the launcher didn't
     build it.
     """
-    from launcher.images.oci.container import container_of, copy_out
+    from launcher.images.oci.inspection import container_of, copy_out
 
     remedy = "It isn't an image that `launcher image build` made."
     text = io.BytesIO()

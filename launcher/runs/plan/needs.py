@@ -12,9 +12,9 @@ import yaml
 from launcher.agent import series
 from launcher.base.errors import PreflightError
 from launcher.base.yamlfile import Loader
-from launcher.runs.plan.arguments import key_of
-from launcher.runs.plan.image import build_command
+from launcher.runs.plan.image_facts import build_command
 from launcher.runs.plan.program import ProgramKind
+from launcher.runs.plan.program_options import key_of
 from launcher.runs.plan.resolved import Resolved
 from launcher.runs.runfile.config import ImageRequest
 

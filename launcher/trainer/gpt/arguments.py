@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import NoReturn
 
-from launcher.agent.ranks.ending import OptionError
+from launcher.agent.ranks.exit_codes import OptionError
 
 AT_LEAST_ONE = (
     "num-layers hidden-size num-attention-heads seq-length vocab-size make-vocab-size-divisible-by "
