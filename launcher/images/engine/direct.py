@@ -56,6 +56,10 @@ class DirectApi:
     def inspect_image(self, image: str) -> Any:
         return self._json("GET", f"/images/{quote(image, '/:')}/json")
 
+    def containers(self, *, all: bool, filters: Mapping[str, str]) -> Any:
+        wanted = json.dumps({key: [value] for key, value in filters.items()})
+        return self._json("GET", f"/containers/json?{urlencode({'all': +all, 'filters': wanted})}")
+
     def create_container_from_config(self, body: Mapping[str, Any], name: str) -> Any:
         path = f"/containers/create?{urlencode({'name': name})}"
         return self._json("POST", path, json.dumps(body).encode())

@@ -176,10 +176,10 @@ def answering() -> Iterator[None]:
     """Raises ConnectionLost where the engine fails; a missing container is for the caller."""
     try:
         yield
-    except missing():
+    except Exception as error:
+        if isinstance(error, failures()) and not isinstance(error, missing()):
+            raise ConnectionLost(words_of(error)) from error
         raise
-    except failures() as error:
-        raise ConnectionLost(words_of(error)) from error
 
 
 def ended_as(state: Mapping[str, Any] | None) -> ExitStatus | None:

@@ -13,6 +13,7 @@ from contextlib import suppress
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 import requests
@@ -217,6 +218,45 @@ def test_an_attach_that_is_refused_says_why(sockets: Path, standin_engine: Start
         409,
         "container is marked for removal",
     )
+
+
+def test_it_asks_what_the_sdk_asks(sockets: Path, standin_engine: Start) -> None:
+    """A wrong path or query would be another request: all containers' names, a kept volume."""
+
+    class Listening(RunHandler):
+        def ask(self) -> str:
+            body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            address = urlsplit(self.path)
+            upgrade = [self.headers.get(name) for name in ("Connection", "Upgrade")]
+            asked.append(
+                (self.command, address.path, parse_qs(address.query), body or b"{}", upgrade)
+            )
+            return self.path.partition("?")[0].removeprefix("/v1.41").replace(ID, "ID")
+
+    def calls(api: Any) -> list[Any]:
+        asked.clear()
+        api.info()
+        api.inspect_image("site.example:5000/own/a b:1")
+        api.containers(all=True, filters={"label": "megatron-launchpad.run"})
+        api.create_container_from_config({"Image": "é", "Env": []}, "a-1")
+        api.attach_socket(ID, params={"stdout": 1, "stderr": 1, "stream": 1}).close()
+        api.start(ID)
+        api.inspect_container(ID)
+        api.wait(ID)
+        api.remove_container(ID, v=True, force=True)
+        return [*asked]
+
+    asked = list[Any]()
+    kind = type("Engine", (Listening,), {"asked": [], "started": threading.Event()})
+    host = standin_engine(sockets / "e.sock", kind)
+    sdks, ours = calls(api_of(host, Api)), calls(api_of(host, DirectApi))
+    assert len(sdks) == len(ours) == 9
+    for sdk, own in zip(sdks, ours, strict=True):
+        assert sdk[:2] == own[:2]
+        assert own[2].items() <= sdk[2].items()
+        assert sdk[2].keys() - own[2].keys() <= {"limit", "size", "trunc_cmd", "link"}
+        assert json.loads(sdk[3]) == json.loads(own[3])
+    assert sdks[4][4] == ours[4][4] == ["Upgrade", "tcp"]
 
 
 def test_what_a_run_doesnt_ask_is_the_sdks(sockets: Path, standin_engine: Start) -> None:
