@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Thread
@@ -83,21 +83,26 @@ class Connecting(Thread):
 _begun: list[Connecting] = []
 
 
-def connect_beside() -> None:
-    """Begin to connect, for the next `connected`."""
+@contextmanager
+def connecting() -> Iterator[None]:
+    """Connect in a thread meanwhile, for the first `connected`."""
     _begun.append(Connecting(daemon=True))
     _begun[-1].start()
+    try:
+        yield
+    finally:
+        _begun.clear()
 
 
 def connected() -> DockerClient:
-    """A client for a run, where one was begun that. Raises EngineError."""
+    """A client for a run. Raises EngineError where no engine answers."""
     if not _begun:
         return connect(direct=True)
-    connecting = _begun.pop()
-    connecting.join()
-    if connecting.found is None:
-        raise connecting.error
-    return connecting.found
+    begun = _begun.pop()
+    begun.join()
+    if begun.found is None:
+        raise begun.error
+    return begun.found
 
 
 def endpoints(env: Mapping[str, str]) -> Iterator[Endpoint]:

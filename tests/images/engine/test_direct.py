@@ -20,7 +20,7 @@ import requests
 from docker.errors import APIError, ImageNotFound, NotFound
 
 from launcher.base.errors import EngineError
-from launcher.images.engine import direct
+from launcher.images.engine import connect, direct
 from launcher.images.engine.client import Api
 from launcher.images.engine.direct import DirectApi
 from launcher.runs.backends.container import DockerJob, words_of
@@ -263,3 +263,25 @@ def test_what_a_run_doesnt_ask_is_the_sdks(sockets: Path, standin_engine: Start)
     client = direct.DirectClient(standin_engine(sockets / "e.sock"), "1.41", 20.0)
     assert client.version()["Version"] == "20.10.24"
     assert client.api.version()["Version"] == "20.10.24"
+
+
+def test_what_connects_beside_a_run_is_for_that_run_alone(
+    sockets: Path, standin_engine: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that a refused run left would be the next run's engine, or its failure."""
+    asked = list[str]()
+    kind = type("Engine", (RunHandler,), {"asked": asked, "started": threading.Event()})
+    first, second = (standin_engine(sockets / f"{name}.sock", kind) for name in "ab")
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{sockets}/none.sock")
+    with connect.connecting(), pytest.raises(EngineError, match="no such socket"):
+        connect.connected()
+    monkeypatch.setenv("DOCKER_HOST", first)
+    with connect.connecting():
+        client = connect.connected()
+        client.api.info()
+        assert asked.count("GET /info") == 1  # asked beside the run, and kept
+        assert connect.engine_host(client) == first
+    with connect.connecting():
+        pass
+    monkeypatch.setenv("DOCKER_HOST", second)
+    assert connect.engine_host(connect.connected()) == second
