@@ -165,7 +165,7 @@ class DirectApi:
         if not _status(head) or (length and int(length) != len(content)):
             raise self._lost("the answer breaks off")
         if _status(head) >= 400:
-            raise _refusal(_status(head), path, content)
+            _refuse(_status(head), path, content)
 
     def _lost(self, why: OSError | str) -> Exception:
         """The SDK's error for an engine that doesn't answer."""
@@ -195,15 +195,11 @@ def _status(head: bytes) -> int:
     return int(words[1][:3]) if len(words) > 1 and words[1][:3].isdigit() else 0
 
 
-def _refusal(status: int, path: str, content: bytes) -> Exception:
-    """The SDK's error for an engine's refusal."""
-    from docker.errors import APIError, create_api_error_from_http_exception
+def _refuse(status: int, path: str, content: bytes) -> None:
+    """Raise the SDK's error for an engine's refusal."""
+    from docker.errors import create_api_error_from_http_exception
     from requests import HTTPError, Response
 
     response = Response()
     response.status_code, response.url, response._content = status, path, content
-    try:
-        create_api_error_from_http_exception(HTTPError(f"{status} for {path}", response=response))
-    except APIError as error:
-        return error
-    raise AssertionError
+    create_api_error_from_http_exception(HTTPError(f"{status} for {path}", response=response))
