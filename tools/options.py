@@ -18,8 +18,9 @@ from pydantic.fields import FieldInfo
 
 from launcher import cli
 from launcher.base.settings import Settings
-from launcher.runs.plan import json_schema, program_options
+from launcher.runs.plan import program_options
 from launcher.runs.runfile import clusters, config
+from launcher.tools import json_schema
 from launcher.trainer.gpt.arguments import parser as gpt_parser
 
 DOCS = Path(__file__).parents[1] / "docs"

@@ -150,7 +150,7 @@ def _in_parts(args: Namespace) -> int:
     """Each part as a Slurm job, then all as one. Raises UsageError, EngineError, PartFailure."""
     from launcher.base import owned
     from launcher.runs.datasets import indexed
-    from launcher.runs.follow import slurm_array
+    from launcher.tools import slurm_array
     from launcher.tools.data import contents
 
     if args.shard or args.slurm < 1:

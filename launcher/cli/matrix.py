@@ -76,7 +76,7 @@ def render(args: Namespace) -> int:
     from launcher.base.settings import settings
     from launcher.images.matrix import dockerfile
     from launcher.images.matrix.matrix_file import load_lock, load_matrix
-    from launcher.runs.backends.compose import compose_examples
+    from launcher.tools import compose_examples
     from launcher.tools.trials import html
     from launcher.tools.trials.result import Cell
 
@@ -160,8 +160,8 @@ def github(args: Namespace) -> int:
     """The jobs of a workflow, as JSON."""
     import json
 
-    from launcher.images.matrix import github
     from launcher.images.matrix.matrix_file import load_matrix
+    from launcher.tools import github
     from launcher.tools.trials.sweep import cells
 
     matrix = load_matrix()

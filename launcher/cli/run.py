@@ -68,6 +68,15 @@ def run(args: Namespace) -> int:
     The training program's exit code is passed on.
     """
     gc.disable()  # imports leave no garbage, and looking for it takes a tenth of their time
+    if args.backend != "docker":
+        return _run(args)
+    from launcher.images.engine.connect import connecting
+
+    with connecting():
+        return _run(args)
+
+
+def _run(args: Namespace) -> int:
     from dataclasses import replace
 
     from launcher.api import RunFile

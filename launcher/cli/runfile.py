@@ -155,7 +155,7 @@ def schema(args: Namespace) -> int:
     """Print the JSON Schema of a run file, for editors."""
     import json
 
-    from launcher.runs.plan.json_schema import schema
+    from launcher.tools.json_schema import schema
 
     print(json.dumps(schema(), indent=2, ensure_ascii=False))
     return 0

@@ -7,7 +7,6 @@ import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from importlib.util import find_spec
 from typing import NoReturn
 
@@ -61,6 +60,8 @@ class OptionParser(argparse.ArgumentParser):
         arguments, unknown = self.parse_known_args(argv)
         if unknown:
             name = unknown[0].partition("=")[0]  # the value may be a secret
+            from difflib import get_close_matches
+
             close = get_close_matches(name, self._option_string_actions, n=1)
             hint = f"; did you mean {close[0]}?" if close else ""
             raise OptionError(f"unknown argument {name}{hint}")
