@@ -6,7 +6,7 @@ import difflib
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 OWN_PATH = re.compile(r"[^:]*/(standin|launcher-import-\w+)/bin:")
 STARTER = re.compile(r"(?:exec )?'?(\S*/(?:torchrun|deepspeed|accelerate|python[\d.]*))(?: |$)")
@@ -29,6 +29,16 @@ class Omission:
 
     line: int
     what: str
+
+
+@dataclass
+class Report:
+    """What is reported of a script, in the order in which it is found."""
+
+    told: list[Omission] = field(default_factory=list)
+
+    def tell(self, line: int, what: str) -> None:
+        self.told.append(Omission(line, what))
 
 
 @dataclass(frozen=True)
