@@ -105,7 +105,7 @@ class Recorder(Report):
         super().__init__()
         self.call, self.machine, self.given, self.sandbox = call, machine, dict(given), sandbox
         self.rows = call.text.splitlines()
-        self.template = placeholders.filled(call.text.replace("\r\n", "\n"))
+        self.text, self.labels = placeholders.filled(call.text.replace("\r\n", "\n"))
         needed, tested = placeholders.unset_variables(f"{call.text}\n{call.called}")
         known = {*machine.variables, *given, *(OF_A_JOB if machine.batch else ())}
         self.names = [name for name in needed if name not in known]
@@ -176,11 +176,10 @@ class Recorder(Report):
         found = dict[str, str]()
         for _, line, _, named in self._tests(run, lambda _, text: bool(names_in(text))):
             if named:
-                there = placeholders.set_in_block(self.template.text, line) - assigned
+                there = placeholders.set_in_block(self.text, line) - assigned
                 deciding = ", ".join(sorted({placeholders.shown(name, {}) for name in named}))
                 found |= dict.fromkeys(sorted(there - {*self.names, *found}), deciding)
-        labels = {name: f"{name}, which {by} decides" for name, by in found.items()}
-        self.template = replace(self.template, labels={**self.template.labels, **labels})
+        self.labels |= {name: f"{name}, which {by} decides" for name, by in found.items()}
         return [name for name in found if name not in self.given]
 
     def _required(self, run: ScriptRun) -> list[str]:
@@ -194,20 +193,20 @@ class Recorder(Report):
         return [name for name in dict.fromkeys(found) if name in asked]
 
     def _run(self, world: World) -> ScriptRun:
-        text = self.template.text
+        text = self.text
         for name, value in self.given.items():  # what the script leaves to be filled in
             open_ = r"(?:\"\"|''|/@1@/FILL\d+@1@)?(?=\s*(?:#|$))"
             put = shlex.quote(value).replace("\\", r"\\")
             text = re.sub(rf"(?m)^(\s*(?:export\s+)?{name}=){open_}", rf"\g<1>{put}", text)
-        for name in self.template.labels:
+        for name in self.labels:
             text = text.replace(placeholders.token(name, 1), self._value(name, world))
-        # A trace goes on, and where it is read beyond its end, no failure ends it.
-        text = re.sub(r"(?m)^(\s*set [+-])([a-zA-Z]*x[a-zA-Z]*)", _without("x"), text)
-        if world.beyond:
-            text = re.sub(r"(?m)^(\s*set -)([a-zA-Z]*e[a-zA-Z]*)", _without("e"), text)
+        # A trace goes on, and where it is read beyond its end, no failure ends it: h is set anyway.
+        for letter in "xe" if world.beyond else "x":
+            text = re.sub(rf"(?m)^(\s*)set [+-]{letter}(?![a-zA-Z])", r"\1:", text)
+            text = re.sub(rf"(?m)^(\s*set [+-][a-zA-Z]*){letter}", r"\1h", text)
         arguments = self.call.arguments
         if not arguments:
-            count = placeholders.count_arguments(self.template.text)
+            count = placeholders.count_arguments(self.text)
             arguments = tuple(
                 "" if placeholders.has_default(text, number) else self._value(f"ARG{number}", world)
                 for number in range(1, count + 1)
@@ -233,15 +232,16 @@ class Recorder(Report):
 
     def _environment(self, world: World) -> dict[str, str]:
         machine, second = self.machine, world.differs
+        mark = placeholders.MARKS[second("")]
         gpus = machine.gpus or (4 if second("GPUS") else 8)
         answers = {
             "HOME": HOME,
             "USER": self._value("USER", world),
             "LOGNAME": self._value("USER", world),
             "LANG": "C.UTF-8",
-            "STANDIN_PROGRAMS": _other_tokens(" ".join(sorted(world.programs)), second("")),
-            "STANDIN_WRITTEN": _other_tokens(" ".join(sorted(world.written)), second("")),
-            "STANDIN_WORLD": placeholders.MARKS[second("")],
+            "STANDIN_PROGRAMS": " ".join(sorted(world.programs)).replace("@1@", f"@{mark}@"),
+            "STANDIN_WRITTEN": " ".join(sorted(world.written)).replace("@1@", f"@{mark}@"),
+            "STANDIN_WORLD": mark,
             "STANDIN_NUMBERS": " ".join(sorted(world.numeric)),
             "STANDIN_NUMBER": world.second if second("OUT") else NUMBER,
             "STANDIN_NODES": str(machine.nodes),
@@ -305,7 +305,7 @@ class Recorder(Report):
                 if (number, at) in causes or placeholders.PART.search(text):
                     labels = self._shown(names_in(text) or causes.get((number, at), []))
                     reason = labels or "what isn't the same each time"
-                    text = readable(text, self.template.labels)
+                    text = readable(text, self.labels)
                 elif re.match(r"[^-/].*\.py$", text) and names_in(command.cwd):
                     reason = self._shown(names_in(command.cwd))
                 marked.append(Word(self._path(text), command.line, reason))
@@ -316,12 +316,12 @@ class Recorder(Report):
                 name, _, text = word.text.partition("=")
                 env[name] = Word(text, self._named_line(name, word.line), word.unknown)
             cwd = placeholders.TOKEN.sub(r"/\g<0>", command.cwd)
-            cwd = self._path(readable(cwd, self.template.labels))
+            cwd = self._path(readable(cwd, self.labels))
             yield replace(command, words=tuple(words), env=env, cwd=cwd)
 
     def _shown(self, names: Iterable[str]) -> str:
-        labels = self.template.labels
-        return ", ".join(placeholders.shown(name, labels) for name in dict.fromkeys(names) if name)
+        named = filter(None, dict.fromkeys(names))
+        return ", ".join(placeholders.shown(name, self.labels) for name in named)
 
     def _path(self, text: str) -> str:
         """A text with paths as the launcher takes them: relative ones from where it is started."""
@@ -390,7 +390,7 @@ class Recorder(Report):
         for match in re.finditer(r"line (\d+): (\S+): No such file or directory", run.stderr):
             row = self._row(int(match[1]))
             if re.match(r"\s*(source|\.)\s", row):
-                path = readable(match[2], self.template.labels)
+                path = readable(match[2], self.labels)
                 self.tell(int(match[1]), f"{path} isn't here: what it sets isn't known")
 
     def _tell_defaults(self) -> None:
@@ -402,18 +402,3 @@ class Recorder(Report):
 
     def _row(self, line: int) -> str:
         return self.rows[line - 1].strip() if 0 < line <= len(self.rows) else ""
-
-
-def _without(letter: str) -> Callable[[re.Match[str]], str]:
-    """A replacement that takes a letter out of set's options."""
-
-    def replaced(match: re.Match[str]) -> str:
-        left = match[2].replace(letter, "")
-        return f"{match[1]}{left}" if left else re.sub(r"set .*", ":", match[1])
-
-    return replaced
-
-
-def _other_tokens(text: str, second: bool) -> str:
-    """The text with the tokens of the second world, where it is that."""
-    return text.replace("@1@", "@22@") if second else text

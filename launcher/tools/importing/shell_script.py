@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import yaml
@@ -14,7 +14,7 @@ from launcher.base.yamlfile import printable
 from launcher.runs.plan import arguments
 from launcher.runs.plan.program import upstreams
 from launcher.runs.runfile.secrets import has_credential, is_secret, is_secret_option
-from launcher.tools.importing.commands import Omission, Word
+from launcher.tools.importing.commands import Omission, ScriptCommand, Word
 from launcher.tools.importing.counts import set_processes
 from launcher.tools.importing.placeholders import TO_FILL
 from launcher.tools.importing.recording import Recording
@@ -25,10 +25,10 @@ from launcher.tools.importing.starts import (
     as_options,
     choose,
     differences,
+    distinct,
     find_starts,
     named_in_part,
     respelled,
-    starting,
     upstreams_path,
 )
 
@@ -110,7 +110,8 @@ def imported(
     `exists` says whether a path, relative to where the launcher was started, is a file there.
     Raises UsageError where the script starts no program, or no such number.
     """
-    starts = find_starts(recording.commands)
+    found = find_starts(recording.commands)
+    starts = distinct(found)
     if not starts:
         raise UsageError(
             f"{name}: no command that starts a program of Megatron's", _hint(recording)
@@ -129,7 +130,8 @@ def imported(
     _set_slurm(work)
     _set_env(work)
     _set_resources(work)
-    _tell_others(work, recording, starts)
+    inner = {id(command) for one in found for command in (one.command, *one.around)}
+    _tell_others(work, starts, [one for one in recording.commands if id(one) not in inner])
     for reason, (line, keys) in sheet.missing.items():
         sheet.tell(line, f"to be given: {reason} ({', '.join(dict.fromkeys(keys))})")
     written = sheet.written(name)
@@ -147,17 +149,15 @@ def _hint(recording: Recording) -> str:
     return "It takes torchrun, deepspeed, accelerate launch or python, and the program."
 
 
-def _tell_others(work: _Import, recording: Recording, starts: list[Start]) -> None:
+def _tell_others(work: _Import, starts: Sequence[Start], commands: Sequence[ScriptCommand]) -> None:
     """Say what other commands there are: further starts, and what prepares the run."""
     sheet = work.sheet
-    if len(starts) > 1:
-        for number, other in enumerate(starts, 1):
-            if other is not work.start:
-                what = differences(work.start, other)
-                sheet.tell(other.line, f"start {number} of {len(starts)}, not taken: {what}")
-    inner = {id(one) for one in starting(recording.commands)}
-    for command in recording.commands:
-        if id(command) not in inner and command.name not in HARMLESS:
+    for number, other in enumerate(starts, 1):
+        if other is not work.start:
+            what = differences(work.start, other)
+            sheet.tell(other.line, f"start {number} of {len(starts)}, not taken: {what}")
+    for command in commands:
+        if command.name not in HARMLESS:
             text = " ".join(word.text for word in command.words)
             text = printable(text if len(text) <= 60 else f"{text[:60]}…")
             sheet.tell(command.line, f"{text}: not carried over")

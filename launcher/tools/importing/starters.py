@@ -240,9 +240,11 @@ def _is_of_container(found: ScriptContext, word: Word, what: str, key: str) -> b
         mount = _mount(f"{source or ''}:{target or parts.get('dst', '')}")
         found.mounts += [replace(mount, read_only="readonly" in parts)] if mount and source else []
         return bool(mount and source)
-    if what == "devices" and _is_gpus(text.strip("\"'")):
-        found.gpus = text.strip("\"'")
-        return True
+    if what == "devices":
+        with suppress(UsageError):
+            parse_gpus(gpus := text.strip("\"'"))
+            found.gpus = gpus
+            return True
     if what in ("resource", "resources"):
         before = found.resources[key].text if what == "resources" and key in found.resources else ""
         found.resources[key] = Word(f"{before} {text}".strip(), word.line)
@@ -279,14 +281,6 @@ def _mount(text: str) -> ScriptMount | None:
     if not inner.startswith("/"):
         return None
     return ScriptMount(outer.rstrip("/") or "/", inner.rstrip("/") or "/", mode == "ro")
-
-
-def _is_gpus(text: str) -> bool:
-    try:
-        parse_gpus(text)
-    except UsageError:
-        return False
-    return True
 
 
 def exported(command: ScriptCommand, around: Sequence[ScriptCommand]) -> Mapping[str, Word]:

@@ -37,28 +37,24 @@ class Start:
 
 
 def find_starts(commands: Sequence[ScriptCommand]) -> list[Start]:
+    """All starts, in the commands' order."""
+    found = map(_start_of, commands)
+    return [replace(one, around=tuple(_around(commands, one.command))) for one in found if one]
+
+
+def distinct(starts: Sequence[Start]) -> list[Start]:
     """The starts in order; those that differ in a node's own number alone are one."""
     found = dict[tuple[str, ...], Start]()
-    for command in commands:
-        start = _start_of(command)
-        if start:
-            around = tuple(_around(commands, command))
-            start = replace(start, around=around)
-            words = [word.text for word in (start.program, *start.arguments)]
-            first = found.setdefault((start.starter, *words), start)
-            if _order(start) < _order(first):  # those in the background come in any order
-                found[(start.starter, *words)] = start
+    for start in starts:
+        key = (start.starter, start.program.text, *(word.text for word in start.arguments))
+        first = found.setdefault(key, start)
+        if _order(start) < _order(first):  # those in the background come in any order
+            found[key] = start
     return list(found.values())
 
 
 def _order(start: Start) -> tuple[int, list[str]]:
     return start.line, [word.text for one in start.around for word in one.words]
-
-
-def starting(commands: Sequence[ScriptCommand]) -> list[ScriptCommand]:
-    """The commands that start a program, or that one which does stands in."""
-    found = [command for command in commands if _start_of(command)]
-    return found + [outer for command in found for outer in _around(commands, command)]
 
 
 def choose(starts: Sequence[Start]) -> int:
