@@ -23,7 +23,7 @@ from launcher.base.screen import Progress
 from launcher.base.settings import settings
 from launcher.images.engine import acquire
 from launcher.images.engine.connect import engine_host
-from launcher.images.matrix.load import load_matrix
+from launcher.images.matrix.matrix_file import load_matrix
 from launcher.tools.demo import any_engine
 
 ALONE = {

@@ -17,15 +17,15 @@ from pathlib import Path
 
 from bench.measure import ROOT, Figure
 from launcher.agent.ranks import ring
-from launcher.agent.ranks.job import free_port
+from launcher.agent.ranks.command_line import free_port
 from launcher.agent.ranks.rendezvous import Rendezvous
 from launcher.base.settings import settings
 from launcher.runs.backends.slurm import slurm_request
 from launcher.runs.backends.slurm.slurm import SlurmBackend
 from launcher.runs.follow.assemble import assemble, new_stamp
-from launcher.runs.runfile import source
+from launcher.runs.runfile import origins
 from launcher.runs.runfile.clusters import Slurm
-from launcher.runs.runfile.source import RunRequest
+from launcher.runs.runfile.origins import RunRequest
 
 NODES, TURNS = 512, 16
 PROGRAM = "print('there', flush=True)\n"
@@ -143,7 +143,7 @@ def _wide() -> list[Figure]:
 
     The look is a stand-in of 512 nodes in one process: each a thread, all on loopback.
     """
-    config, origin = source.load("gpt3-175b", [])
+    config, origin = origins.load("gpt3-175b", [])
     asked = RunRequest(config, origin, os.getcwd())
     plan = assemble(asked, SlurmBackend(), new_stamp(), dry=True).plan
     start = time.monotonic()

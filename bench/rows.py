@@ -14,7 +14,7 @@ from bench.measure import Figure
 from launcher.base.screen import Progress
 from launcher.base.settings import ROOT, Settings
 from launcher.images.builder.image import BuildRequest, Builds
-from launcher.images.matrix.load import load_matrix
+from launcher.images.matrix.matrix_file import load_matrix
 
 if TYPE_CHECKING:
     from docker import DockerClient

@@ -34,23 +34,23 @@ from launcher.base.errors import EngineError, LauncherError, PreflightError, Usa
 from launcher.base.settings import ROOT, expanded, settings
 from launcher.runs.backends import backend
 from launcher.runs.follow import find, supervise
-from launcher.runs.follow.again import resumed
 from launcher.runs.follow.assemble import PlannedRun, assemble, new_stamp
+from launcher.runs.follow.from_record import resumed
+from launcher.runs.follow.launch import begin, check_start, keep
 from launcher.runs.follow.live import tell
-from launcher.runs.follow.start import begin, check_start, keep
 from launcher.runs.plan.job import Backend
-from launcher.runs.records import owner, record, runs
-from launcher.runs.records.runs import Filter, RunSummary
-from launcher.runs.runfile import source
+from launcher.runs.records import owner, record, recorded_runs
+from launcher.runs.records.recorded_runs import Filter, RunSummary
+from launcher.runs.runfile import origins
 from launcher.runs.runfile.config import RunConfig
-from launcher.runs.runfile.source import Origin, Override, RunRequest
+from launcher.runs.runfile.origins import Origin, Override, RunRequest
 
 if TYPE_CHECKING:
     import pandas
 
     from launcher.images.builder.image import BuiltImage
     from launcher.runs.explain.failures import Explanation
-    from launcher.tools.data.text import TokenizedRun
+    from launcher.tools.data.data_text import TokenizedRun
 
 __all__ = [
     "EngineError", "LauncherError", "PreflightError", "Run", "RunFile", "UsageError",
@@ -81,16 +81,16 @@ class RunFile:
         A section is a dictionary, or an object of `launcher.runs.runfile.config`. Raises
         UsageError.
         """
-        return cls(source.made({"name": name, "image": image, **sections}, HERE.name))
+        return cls(origins.made({"name": name, "image": image, **sections}, HERE.name))
 
     @classmethod
     def load(cls, name: str | Path, changes: Mapping[str, Any] | None = None) -> RunFile:
         """A file or a preset, with changes by dotted keys laid over it. Raises UsageError."""
-        return cls(*source.load(str(name), _overrides(changes)))
+        return cls(*origins.load(str(name), _overrides(changes)))
 
     def changed(self, changes: Mapping[str, Any]) -> RunFile:
         """The same with other values: `{"training.lr": 1e-4, "gpus": 4}`. Raises UsageError."""
-        return replace(self, config=source.overridden(self.config, _overrides(changes)))
+        return replace(self, config=origins.overridden(self.config, _overrides(changes)))
 
     def plan(self, on: str = "docker") -> PlannedRun:
         """What would be run on a backend, fully resolved; nothing is started. Raises UsageError."""
@@ -106,10 +106,10 @@ class RunFile:
 
     def forecast(self, on: str = "docker", gpu: str = "") -> dict[str, Any]:
         """What it will take, as `launcher forecast --json`; `gpu` as there: "h100-80gb"."""
-        from launcher.tools.forecast import ask, text
+        from launcher.tools.forecast import estimates, forecast_text
 
         asked, chosen, _ = self.request(on)
-        return text.as_json(ask.of_request(asked, chosen, gpu)[0])
+        return forecast_text.as_json(estimates.of_request(asked, chosen, gpu)[0])
 
     def start(self, on: str = "docker", *, preflight: bool = True) -> Run:
         """Start it on a backend: docker, local, compose, slurm or kubernetes.
@@ -128,14 +128,16 @@ class RunFile:
     def request(self, on: str) -> tuple[RunRequest, Backend, TokenizedRun]:
         """What is asked of a backend, and the texts that are tokenized before it starts."""
         from launcher.runs.follow.assemble import release
-        from launcher.tools.data import text
+        from launcher.tools.data import data_text
 
         config, origin = self.config, self.origin
         chosen = backend(on).configured(config)
         if not (chosen.every_node or chosen.scheduled):
-            config, origin = source.numbered(config, origin, os.environ)
+            config, origin = origins.numbered(config, origin, os.environ)
         asked = RunRequest(config, origin, self.cwd, self.arguments)
-        data = text.tokenized(config, origin, settings().cache, partial(release, asked, chosen))
+        data = data_text.tokenized(
+            config, origin, settings().cache, partial(release, asked, chosen)
+        )
         return replace(asked, config=data.config), chosen, data
 
 
@@ -156,8 +158,8 @@ class Run:
     @classmethod
     def all(cls, *states: str, name: str | None = None, since: str | None = None) -> list[Run]:
         """The runs that have a record, newest first: of some states, a name, an age ("7d")."""
-        wanted = Filter(states, name, runs.ago(since) if since else None)
-        known = runs.known(job for _, job in find.jobs())
+        wanted = Filter(states, name, recorded_runs.ago(since) if since else None)
+        known = recorded_runs.known(job for _, job in find.jobs())
         return [cls(one.run) for one in known if wanted.takes(one)]
 
     @property
@@ -168,7 +170,7 @@ class Run:
     @property
     def record(self) -> dict[str, Any]:
         """All that is kept of it, as `launcher runs show` prints it. Raises UsageError."""
-        return runs.shown(self.id)
+        return recorded_runs.shown(self.id)
 
     @property
     def summary(self) -> RunSummary:
@@ -178,9 +180,11 @@ class Run:
         """
         kept, alive = record.find(self.id), dict[str, str]()
         with suppress(EngineError):
-            alive = runs.living(job for job in backend(kept.backend).jobs() if job.run == self.id)
+            alive = recorded_runs.living(
+                job for job in backend(kept.backend).jobs() if job.run == self.id
+            )
         steps = self.metrics()
-        return runs.summary(kept, str(self.folder), alive, steps[-1] if steps else {})
+        return recorded_runs.summary(kept, str(self.folder), alive, steps[-1] if steps else {})
 
     @property
     def state(self) -> str:
@@ -249,7 +253,7 @@ class Run:
         """What made it fail and what mends it, as `.lines`. Raises UsageError, EngineError."""
         from launcher.runs.explain import failures
 
-        return failures.explain((data for _, data in self.output()), runs.cause(self.id))
+        return failures.explain((data for _, data in self.output()), recorded_runs.cause(self.id))
 
     def stop(self, *, now: bool = False, grace: int | None = None) -> None:
         """Ask it to save a checkpoint and end, or end it `now`. Raises UsageError where it has."""

@@ -121,7 +121,7 @@ def tidy(client: DockerClient, images: bool = False) -> None:
 def bases(engine: DockerClient, site: Settings) -> BaseNames:
     """The base and builder of the cpu row, or their stand-in where no registry is in reach."""
     from launcher.images.engine import acquire
-    from launcher.images.matrix.load import load_matrix
+    from launcher.images.matrix.matrix_file import load_matrix
 
     return acquire.bases(engine, load_matrix(), "cpu", site, Progress())
 

@@ -10,13 +10,13 @@ import pytest
 
 from launcher.base.errors import UsageError
 from launcher.runs.payload import Payload
-from launcher.runs.plan.image import ImageFacts
+from launcher.runs.plan.image_facts import ImageFacts
 from launcher.runs.plan.mounts import Host
 from launcher.runs.plan.plan import Plan, Stamp, make_plan
 from launcher.runs.plan.resolved import resolve
-from launcher.runs.runfile import source
+from launcher.runs.runfile import origins
 from launcher.runs.runfile.config import RunConfig
-from launcher.runs.runfile.source import Origin, RunRequest
+from launcher.runs.runfile.origins import Origin, RunRequest
 from launcher.runs.runfile.values import Gpus
 
 PAYLOAD = Payload("PAYLOAD", "/home/user/runs/.payloads/PAYLOAD")
@@ -38,7 +38,7 @@ Planner = Callable[..., Plan]
 
 def load(name: str, *sets: str) -> tuple[RunConfig, Origin]:
     """A preset or a run file, with --set arguments."""
-    return source.load(name, [source.parse_set(one) for one in sets])
+    return origins.load(name, [origins.parse_set(one) for one in sets])
 
 
 def request(cwd: str = "/", rest: tuple[str, ...] = (), **sections: Any) -> RunRequest:

@@ -17,7 +17,7 @@ import pytest
 from launcher.agent.checkpoints import folders, lineage
 from launcher.base import files, owned
 from launcher.base.settings import settings
-from launcher.images.matrix.load import load_lock
+from launcher.images.matrix.matrix_file import load_lock
 from launcher.images.sources import lock
 from launcher.runs.datasets import indexed
 from launcher.runs.records import record
@@ -137,7 +137,9 @@ def checkpoint(path: Path, text: str) -> None:
 def whole(monkeypatch: pytest.MonkeyPatch) -> None:
     """A checkpoint is whole where its last file is there: the format is tested elsewhere."""
     monkeypatch.setattr(
-        folders.contents, "problem", lambda path: "" if (path / "metadata.json").exists() else "cut"
+        folders.completeness,
+        "problem",
+        lambda path: "" if (path / "metadata.json").exists() else "cut",
     )
 
 

@@ -108,10 +108,10 @@ BUILDING = {f"launcher.images.{name}" for name in ("sources", "carry", "builder.
     [
         # What reads metrics and traces was 44 of 517 ms of CPU for `stop`.
         ("launcher.api, launcher.runs.follow.supervise", {"launcher.runs.records.metrics"}),
-        ("launcher.api, launcher.runs.records.runs", {"sqlite3"}),
+        ("launcher.api, launcher.runs.records.recorded_runs", {"sqlite3"}),
         ("launcher.agent.runner", {"sqlite3"}),
         # The documents beside an image took all that builds one: a tenth of a launch.
-        ("launcher.runs.follow.start, launcher.images.builder.beside", BUILDING),
+        ("launcher.runs.follow.launch, launcher.images.builder.beside", BUILDING),
     ],
 )
 def test_a_run_stop_logs_and_a_node_start_without_what_they_do_not_use(
@@ -154,6 +154,25 @@ def test_a_class_name_stands_once() -> None:
         if isinstance(node, ast.ClassDef)
     ]
     assert {name for name in names if names.count(name) > 1} == set()
+
+
+ALSO_NAMED = {"__main__": "python3 -m starts the launcher, and the trainer"}
+"""Module names that stand twice on purpose, and why."""
+
+
+def test_a_module_name_stands_once() -> None:
+    """38 stood twice or more: a reader of report.py, of four, opened the wrong one."""
+    names = [path.stem for path in PACKAGE.rglob("*.py") if path.stem != "__init__"]
+    assert {name for name in names if names.count(name) > 1} == {*ALSO_NAMED}
+
+
+def test_each_path_on_the_pages_for_developers_is_there() -> None:
+    """Pages went on naming modules that had other names by then."""
+    page = (ROOT / "docs/contributing.md").read_text(encoding="utf-8")
+    named = re.findall(r"`launcher/([a-z_/.]+[a-z/])`", page)
+    named += re.findall(r"`((?:agent|base|cli|images|runs|tools|trainer)/[a-z_/]+\.py)`", PAGE)
+    assert [each for each in named if not (PACKAGE / each).exists()] == []
+    assert len(named) > 60
 
 
 def test_what_a_docstring_raises_is_a_class() -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from bench.gpu import schedule
 from launcher.base.settings import ROOT
-from launcher.runs.runfile.source import PRESETS
+from launcher.runs.runfile.origins import PRESETS
 
 JOBS = schedule.load(ROOT / "bench/gpu/jobs.yaml", [])
 

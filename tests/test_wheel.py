@@ -17,8 +17,8 @@ ROOT = Path(__file__).parents[1]
 PROGRAM = "import sys; from launcher.cli import program; sys.exit(program())"
 KEY = """
 from launcher.images.builder import context
-from launcher.images.matrix.load import load_lock, load_matrix
-from launcher.images.matrix.render import dockerfile
+from launcher.images.matrix.matrix_file import load_lock, load_matrix
+from launcher.images.matrix.dockerfile import dockerfile
 from launcher.base.settings import settings
 matrix, beside = load_matrix(), settings().matrix.parent
 print(context.own_digest(), len(load_lock().packages))

@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from launcher import cli
-from launcher.images.matrix.load import load_matrix
+from launcher.images.matrix.matrix_file import load_matrix
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / ".github/workflows"

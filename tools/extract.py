@@ -25,8 +25,8 @@ from functools import cache
 from pathlib import Path, PurePosixPath
 
 from launcher.agent.series import series_of
-from launcher.runs.plan.arguments import DATA
 from launcher.runs.plan.program import PROGRAMS
+from launcher.runs.plan.program_options import DATA
 
 ARGUMENTS = "megatron.training.arguments"
 EXTRA = ("megatron.post_training.arguments", "add_modelopt_args")

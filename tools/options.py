@@ -18,7 +18,7 @@ from pydantic.fields import FieldInfo
 
 from launcher import cli
 from launcher.base.settings import Settings
-from launcher.runs.plan import arguments, schema
+from launcher.runs.plan import json_schema, program_options
 from launcher.runs.runfile import clusters, config
 from launcher.trainer.gpt.arguments import parser as gpt_parser
 
@@ -63,7 +63,10 @@ def key_table(*names: str) -> str:
     rows, plain = list[tuple[str, str, str]](), list[str]()
     for name in names:
         model: type[BaseModel] = getattr(config, name, None) or getattr(clusters, name)
-        texts = {**schema.key_texts()[name], **(schema.DESCRIPTIONS if name == "RunConfig" else {})}
+        texts = {
+            **json_schema.key_texts()[name],
+            **(json_schema.DESCRIPTIONS if name == "RunConfig" else {}),
+        }
         for key, field in model.model_fields.items():
             shown = f"`{name.lower()}.{key}`" if len(names) > 1 else f"`{key}`"
             text = texts.get(key) or _section(field)
@@ -96,12 +99,12 @@ def _default(field: FieldInfo) -> str:
 
 def section_table() -> str:
     """The keys that are options of the program, by who takes them."""
-    known = arguments.table()
+    known = program_options.table()
     rows = []
-    for section, model in arguments.SECTIONS.items():
+    for section, model in program_options.SECTIONS.items():
         kinds: tuple[list[str], list[str]] = ([], [])
         for key in model.model_fields:
-            option = arguments.option_name(f"{section}.{key}")
+            option = program_options.option_name(f"{section}.{key}")
             kinds[option in known.megatron and option not in known.gpt].append(f"`{key}`")
         rows.append((f"`{section}`", *map(", ".join, kinds)))
     return table(("section", "for any program", "not for `gpt`"), rows)

@@ -105,6 +105,6 @@ def main(argv: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    from launcher.agent.ranks import ending
+    from launcher.agent.ranks import exit_codes
 
-    ending.leave(main(sys.argv[1:]))
+    exit_codes.leave(main(sys.argv[1:]))

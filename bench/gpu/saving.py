@@ -55,7 +55,7 @@ def measure(trainer: Any, batches: Any, profiled: bool) -> dict[str, float]:
     """Seconds of each, the median of some; `profiled` prints what one more save does."""
     import torch
 
-    from launcher.trainer.gpt import checkpoint
+    from launcher.trainer.gpt import distributed_checkpoint
 
     def steps(count: int = STEPS) -> list[float]:
         def step() -> None:
@@ -64,7 +64,7 @@ def measure(trainer: Any, batches: Any, profiled: bool) -> dict[str, float]:
 
         return [timed(step) for _ in range(count)]
 
-    queue = (*compat.async_saving(), checkpoint.HostCopies())
+    queue = (*compat.async_saving(), distributed_checkpoint.HostCopies())
     steps(2)
     gc.freeze()  # as `Trainer.run` does
     usual, found = median(steps()[STEPS // 2 :]), dict[str, list[float]]()
@@ -85,8 +85,10 @@ def measure(trainer: Any, batches: Any, profiled: bool) -> dict[str, float]:
     told |= {"step": usual, "GB": sum(path.stat().st_size for path in folder.iterdir()) / 1e9}
     copies = [folder.with_name(f"copy-{number}") for number in range(TIMES)]
     told["copy"] = median(timed(partial(copy, folder, to)) for to in copies)
-    known = checkpoint.common(folder)
-    told["load"] = timed(lambda: checkpoint.load(folder, known, trainer.parts, trainer.optimizer))
+    known = distributed_checkpoint.common(folder)
+    told["load"] = timed(
+        lambda: distributed_checkpoint.load(folder, known, trainer.parts, trainer.optimizer)
+    )
     if profiled:
         trainer.beside = queue
         with cProfile.Profile() as profile:
@@ -112,11 +114,11 @@ def main() -> None:
     compat.prepare()
     arguments = command_line.parse([*SIZES.split(), "--save", str(given.to), *given.more])
     arguments.on_cpu = cpu.is_installed()
-    from launcher.trainer.gpt import data, training
+    from launcher.trainer.gpt import samples, training
     from launcher.trainer.gpt.measurements import Meter
 
     trainer = training.begin(arguments, command_line.layout(arguments, 1))
-    batches = iter(data.loader(arguments, trainer.training_set, 0))
+    batches = iter(samples.loader(arguments, trainer.training_set, 0))
     trainer.report.meter = Meter()
     measured = measure(trainer, batches, given.profile)
     print(json.dumps({name: round(s, 4) for name, s in measured.items()}))

@@ -51,10 +51,10 @@ def pack(tag: str, to: Path, given: dict[str, str]) -> None:
     """
     from launcher.base.settings import settings
     from launcher.images.builder import context
-    from launcher.images.matrix.load import load_lock, load_matrix, patch_files
+    from launcher.images.matrix.dockerfile import dockerfile
+    from launcher.images.matrix.matrix_file import load_lock, load_matrix, patch_files
     from launcher.images.matrix.recipe import recipe
-    from launcher.images.matrix.render import dockerfile
-    from launcher.images.sources import extensions, fetch, source
+    from launcher.images.sources import extensions, fetch, megatron_source
     from launcher.images.sources.pins import StartImage
 
     site = settings()
@@ -66,7 +66,7 @@ def pack(tag: str, to: Path, given: dict[str, str]) -> None:
         dockerfile=dockerfile(matrix, tag, (root / "Dockerfile.template").read_text()),
         base=nobody,
         builder=nobody,
-        source=source.locked(made, site),
+        source=megatron_source.locked(made, site),
         patches=tuple(patch_files(root, made.named)),
         extensions=tuple(
             extensions.from_git(name, *without(given, name, *pair), site)

@@ -24,10 +24,10 @@ from statistics import median
 from typing import Any
 
 from bench.gpu.__main__ import products
-from launcher.runs.plan import layout, model
+from launcher.runs.plan import layout, model_size
 from launcher.runs.plan.render import values_of
 from launcher.runs.records import metrics
-from launcher.runs.runfile import source
+from launcher.runs.runfile import origins
 
 UPSTREAM = "pretrain_gpt.py"
 SHORT = (
@@ -77,9 +77,9 @@ class Case:
     def operations(self) -> float:
         """Of a step on each GPU, as `ModelShape.operations` counts them."""
         sets = [f"program={self.program}", f"gpus={self.gpus}", *self.keys]
-        config, _ = source.load(self.preset, [source.parse_set(each) for each in sets])
+        config, _ = origins.load(self.preset, [origins.parse_set(each) for each in sets])
         where = layout.layout(config, self.gpus)
-        size = model.shape(config.program, values_of(config, where))
+        size = model_size.shape(config.program, values_of(config, where))
         assert size
         assert config.training.global_batch_size
         return size.operations(config.training.global_batch_size) / self.gpus

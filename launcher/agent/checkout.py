@@ -18,7 +18,7 @@ from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from typing import Any
 
-from launcher.agent import compat, program
+from launcher.agent import compat, script
 from launcher.agent.words import say
 
 DATASETS = "megatron.core.datasets"
@@ -111,7 +111,7 @@ def main(argv: Sequence[str]) -> None:
     install(argv[0])
     compat.trust_checkpoints()
     compat.prepare()  # torch may be newer than the checkout's Megatron knew
-    program.run(argv[1:])
+    script.run(argv[1:])
 
 
 if __name__ == "__main__":

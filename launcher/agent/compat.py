@@ -16,7 +16,7 @@ from contextlib import suppress
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
-from launcher.agent.ranks.ending import OptionError
+from launcher.agent.ranks.exit_codes import OptionError
 from launcher.agent.series import has, since
 
 NEEDED: dict[str, tuple[object, str]] = {

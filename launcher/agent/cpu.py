@@ -14,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from launcher.agent import compat, program
+from launcher.agent import compat, script
 
 MARK = "redirected_to_cpu"
 """An attribute of torch.cuda: this module itself may be loaded twice, once as `__main__`."""
@@ -265,7 +265,7 @@ def main(argv: Sequence[str]) -> None:
     compat.trust_checkpoints()
     install()
     compat.prepare()
-    program.run(argv)
+    script.run(argv)
 
 
 if __name__ == "__main__":

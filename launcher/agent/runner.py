@@ -25,11 +25,11 @@ from launcher.agent.checkpoints import folders, lineage
 from launcher.agent.checkpoints.hold import FolderHeldError, Hold
 from launcher.agent.checkpoints.retention import Retention
 from launcher.agent.ranks import bus, driver, oom, rank, signals, stacks
-from launcher.agent.ranks.job import (
+from launcher.agent.ranks.command_line import (
     DeviceCheck,
     JobRefusal,
     MismatchError,
-    RankJob,
+    NodeRanks,
     parse,
     read_secrets,
 )
@@ -76,7 +76,7 @@ Event = Exit | SignalRequest | RemoteFailure
 
 
 def _start(
-    job: RankJob, environ: Mapping[str, str], log_dir: str, more: Mapping[str, str]
+    job: NodeRanks, environ: Mapping[str, str], log_dir: str, more: Mapping[str, str]
 ) -> dict[int, subprocess.Popen[bytes]]:
     """Start the ranks, each in a process group, with `more` variables; processes by local rank."""
     become = ("-I", "-S", rank.__file__)
@@ -112,7 +112,7 @@ def _own(log_dir: str, local_rank: int) -> Path:
 class RankWatch:
     """Waits for a node's ranks, and decides when to ask and when to force them to end."""
 
-    job: RankJob
+    job: NodeRanks
     ranks: Mapping[int, subprocess.Popen[bytes]]
     events: queue.SimpleQueue[Event]
     collector: stall.Collector | None = None
@@ -269,7 +269,7 @@ def _name(request: SignalRequest) -> str:
     return request.why or signal.Signals(request.signum).name
 
 
-def run(job: RankJob, environ: Mapping[str, str]) -> int:
+def run(job: NodeRanks, environ: Mapping[str, str]) -> int:
     """Run the ranks to their end; the exit code. Raises `JobRefusal` before any is started."""
     events: queue.SimpleQueue[Any] = queue.SimpleQueue()
     faulthandler.register(stacks.SIGNAL)  # until there are ranks, it is the runner that is stuck
@@ -315,7 +315,7 @@ def run(job: RankJob, environ: Mapping[str, str]) -> int:
     return code
 
 
-def _say_refusal(job: RankJob, environ: Mapping[str, str]) -> None:
+def _say_refusal(job: NodeRanks, environ: Mapping[str, str]) -> None:
     """Say so where upstream's program has failed since its Megatron refuses the options.
 
     That is asked where the launcher couldn't ask before the start: on a scheduler's machines.
@@ -333,7 +333,7 @@ def _say_refusal(job: RankJob, environ: Mapping[str, str]) -> None:
 
 
 def _ready(
-    job: RankJob,
+    job: NodeRanks,
     environ: Mapping[str, str],
     events: queue.SimpleQueue[Any],
     held: contextlib.ExitStack,
@@ -369,7 +369,7 @@ def _ready(
 
 
 def _hold(
-    job: RankJob,
+    job: NodeRanks,
     environ: Mapping[str, str],
     lost: Callable[[str], None],
     held: contextlib.ExitStack,

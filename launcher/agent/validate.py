@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
 
-from launcher.agent import compat, cpu, program
+from launcher.agent import compat, cpu, script
 
 REFUSALS = (AssertionError, ValueError, TypeError, RuntimeError, ArithmeticError)
 """What Megatron raises of arguments that can't work; anything else is no answer."""
@@ -127,7 +127,7 @@ def _reached(argv: Sequence[str]) -> dict[str, Any]:
         if hasattr(module, name):
             setattr(module, name, _caught(getattr(module, name)))
     try:
-        program.run(argv)
+        script.run(argv)
     except PretrainCall as reached:
         found: dict[str, Any] = reached.args[0]
         return found

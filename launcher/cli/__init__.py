@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from launcher.cli.command import Command
 
 COMMANDS = {
-    "run": ("start", "start the training that a run file describes"),
+    "run": ("run", "start the training that a run file describes"),
     "ps": ("runs", "list running runs, and runs that ended while no launcher followed them"),
     "attach": ("runs", "follow a run from its first line; Ctrl-C stops the run"),
     "logs": ("runs", "print a run's output, also after its end"),
@@ -29,10 +29,10 @@ COMMANDS = {
     "stacks": ("runs", "show where each rank of a run is, and which rank the others wait for"),
     "stop": ("runs", "ask runs to save a checkpoint and end; remove ended runs from `ps`"),
     "resume": (
-        "start",
+        "run",
         "continue a run from its newest complete checkpoint, also on other GPUs",
     ),
-    "rerun": ("start", "repeat a run exactly, or list what has changed since"),
+    "rerun": ("run", "repeat a run exactly, or list what has changed since"),
     "forecast": ("tune", "predict what a run will take: memory, time, disk, money"),
     "tune": ("tune", "find the fastest settings of a run file, and write them"),
     "bisect": (
@@ -43,7 +43,7 @@ COMMANDS = {
     "board": ("runs", "serve a page of all runs and their curves, until Ctrl-C"),
     "nodes": ("doctor", "list the machines that runs failed on, and faults of these machines"),
     "exec": ("runs", "run a command in a run's container: exec RUN -- nvidia-smi"),
-    "shell": ("start", "open a shell in an image: shell [TAG] [-- COMMAND]"),
+    "shell": ("run", "open a shell in an image: shell [TAG] [-- COMMAND]"),
     "plot": ("runs", "draw loss and throughput of runs into one PNG"),
     "doctor": ("doctor", "check whether this machine can train: engine, GPUs, memory, disk"),
     "init": ("runfile", "write a run file to begin with, fitted to your GPUs"),
@@ -275,14 +275,14 @@ class CommandParser(argparse.ArgumentParser):
         name, _, value = word.partition("=")
         known = [one for one in self._option_string_actions if one[:2] == "--"]
         if "--set" in known:  # then it may be one of the training program's
-            from launcher.runs.plan import arguments
+            from launcher.runs.plan import program_options
 
-            table = arguments.table()
+            table = program_options.table()
             if name in table.gpt or name in table.megatron:
                 kinds = table.kinds_of(table.releases[-1]) | table.kinds_of(None)
                 following = [*self._words, "VALUE"][[*self._words].index(word) + 1]
                 given = "true" if kinds.get(name) == "flag" else value or following
-                return f"It is a key of the run file: --set {arguments.key_of(name)}={given}"
+                return f"It is a key of the run file: --set {program_options.key_of(name)}={given}"
         return nearest(name, known)
 
 

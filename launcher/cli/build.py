@@ -67,7 +67,7 @@ def build(args: Namespace) -> int:
     from launcher.base.settings import settings
     from launcher.images.builder.image import Builds, build_all
     from launcher.images.engine.connect import connect
-    from launcher.images.matrix.load import load_matrix
+    from launcher.images.matrix.matrix_file import load_matrix
 
     if args.jobs is not None and args.jobs < 1:
         raise UsageError(f"--jobs {args.jobs} is no number of compilers")
@@ -92,7 +92,7 @@ def build(args: Namespace) -> int:
 def _requests(args: Namespace, matrix: Matrix, **departures: Any) -> list[BuildRequest]:
     """What is asked for of each row. Raises UsageError for no row, or one that isn't there."""
     from launcher.images.builder.image import BuildRequest
-    from launcher.images.matrix.load import find_row
+    from launcher.images.matrix.matrix_file import find_row
 
     tags = matrix.usual if args.all else args.tags
     if not tags:
@@ -125,14 +125,14 @@ def _tell_failed(failed: Sequence[tuple[str, LauncherError]]) -> int:
 def verify(args: Namespace) -> int:
     """Build an image again from the lock, without cache, and compare: verify TAG|IMAGE."""
     from launcher.base.settings import settings
-    from launcher.images.carry import images
-    from launcher.images.carry.again import Departures, Verification
+    from launcher.images.carry import image_lookup
+    from launcher.images.carry.rebuild import Departures, Verification
     from launcher.images.engine.connect import connect
-    from launcher.images.matrix.load import load_matrix
+    from launcher.images.matrix.matrix_file import load_matrix
 
     site = settings()
     client = connect(timeout=3600)  # an engine writes 20 GB before it gives the first byte of them
-    name = images.reference(args.image, load_matrix(site.matrix).rows)
+    name = image_lookup.reference(args.image, load_matrix(site.matrix).rows)
     departures = Departures(checkout=args.source, base=args.base, builder=args.builder)
     verification = Verification(client, site, Progress(), print)
     same = verification.verify(name, departures, keep=args.keep, diffoscope=args.diffoscope)
@@ -176,7 +176,7 @@ def _fetch(args: Namespace, site: Settings, progress: Progress) -> int:
     """Fetch the rows' inputs and, where asked to, pack them; what can't be had is reported last."""
     from launcher.images.builder import inputs
     from launcher.images.carry import bundle
-    from launcher.images.matrix.load import load_lock, load_matrix
+    from launcher.images.matrix.matrix_file import load_lock, load_matrix
     from launcher.images.matrix.recipe import recipe
     from launcher.images.sources.pins import StartImages
 

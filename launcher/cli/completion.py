@@ -52,9 +52,9 @@ def script(shell: str) -> str:
     import shtab
 
     from launcher import cli
-    from launcher.images.matrix.load import load_matrix
+    from launcher.images.matrix.matrix_file import load_matrix
     from launcher.runs.backends import names
-    from launcher.runs.runfile.source import PRESETS
+    from launcher.runs.runfile.origins import PRESETS
 
     parser, matrix = cli.parser(), load_matrix()
     parser.prog = NAME

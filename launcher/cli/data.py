@@ -130,7 +130,7 @@ def tokenize(args: Namespace) -> int:
     if args.slurm:
         return _in_parts(args)
     shard, prefix = _shard(args.shard, _target(args.output))
-    job = tokenize.TokenizeJob(
+    job = tokenize.TokenizeTask(
         inputs=_inputs(args),
         prefix=prefix,
         reading=_reading(args, shard),
@@ -180,7 +180,7 @@ def _in_parts(args: Namespace) -> int:
 def convert(args: Namespace) -> int:
     """Write csv, parquet, plain text or jsonl as one jsonl file."""
     from launcher.tools.data.bar import Bar
-    from launcher.tools.data.convert import convert
+    from launcher.tools.data.jsonl import convert
 
     target, reading = _target(args.output), _reading(args)
     with Bar() as bar:

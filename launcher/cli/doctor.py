@@ -15,7 +15,7 @@ from launcher.cli.command import argument, command, either, flag, image, table
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from launcher.runs.checks.report import Line
+    from launcher.runs.checks.machine_report import Line
     from launcher.runs.plan.job import Backend
     from launcher.runs.plan.plan import Plan
 
@@ -62,8 +62,8 @@ def doctor(args: Namespace) -> int:
 
 def _lines(args: Namespace, chosen: Backend) -> list[Line]:
     from launcher.base.settings import settings
-    from launcher.images.matrix.load import find_row, load_matrix
-    from launcher.runs.checks import gather, report
+    from launcher.images.matrix.matrix_file import find_row, load_matrix
+    from launcher.runs.checks import gather, machine_report
     from launcher.runs.runfile.values import parse_gpus
 
     cuda = find_row(load_matrix(), args.tag).cuda if args.tag else None
@@ -73,10 +73,12 @@ def _lines(args: Namespace, chosen: Backend) -> list[Line]:
         api = gather.engine_of(chosen)
     except EngineError as error:
         api = None
-        missing = [report.Line("engine", report.REFUSED, error.problem, error.remedy)]
+        missing = [
+            machine_report.Line("engine", machine_report.REFUSED, error.problem, error.remedy)
+        ]
     machine = gather.machine(api, gpus=asked is None or asked.count != 0)
     cache = settings().cache
-    found = report.lines(machine, cuda, (str(cache), gather.free(cache)), asked=asked)
+    found = machine_report.lines(machine, cuda, (str(cache), gather.free(cache)), asked=asked)
     return [*missing, *found]
 
 
@@ -86,8 +88,8 @@ def _nodes(args: Namespace) -> list[Line]:
     from launcher.agent.ranks.rendezvous import Rendezvous
     from launcher.runs import payload
     from launcher.runs.backends.host import tell
-    from launcher.runs.checks import gather, nodes
-    from launcher.runs.runfile.source import NODE_RANKS
+    from launcher.runs.checks import gather, reachability
+    from launcher.runs.runfile.origins import NODE_RANKS
 
     told = (os.environ[name] for name in NODE_RANKS if os.environ.get(name, "").isdecimal())
     rank = args.node_rank if args.node_rank is not None else int(next(told, -1))
@@ -100,38 +102,42 @@ def _nodes(args: Namespace) -> list[Line]:
     facts = alike.devices(len(gpus), gpus[0].driver if gpus else "")
     facts |= {"launcher": payload.digest()}
     place = Rendezvous(rank, args.nodes, address, args.master_port, tell)
-    return nodes.look(place, facts, os.environ, args.wait)
+    return reachability.look(place, facts, os.environ, args.wait)
 
 
 def _environment(chosen: Backend) -> Iterator[Line]:
     """What runs without a container need of this environment: torch, and Megatron for most."""
-    from launcher.runs.checks import report
+    from launcher.runs.checks import machine_report
 
     if chosen.contained:
         return
     try:
         facts = chosen.facts("")
     except EngineError as error:
-        yield report.Line("python3", report.REFUSED, error.problem, error.remedy)
+        yield machine_report.Line("python3", machine_report.REFUSED, error.problem, error.remedy)
         return
     if facts and facts.release:
-        yield report.Line("python3", report.OK, f"torch, and Megatron-Core {facts.release}")
+        yield machine_report.Line(
+            "python3", machine_report.OK, f"torch, and Megatron-Core {facts.release}"
+        )
     else:
         mend = "Install megatron-core, or give --source PATH, a Megatron-LM checkout."
-        yield report.Line("python3", report.WARNING, "torch, but no Megatron-Core", mend)
+        yield machine_report.Line(
+            "python3", machine_report.WARNING, "torch, but no Megatron-Core", mend
+        )
 
 
 def _print(found: list[Line], *, as_json: bool) -> int:
     import json
     from dataclasses import asdict
 
-    from launcher.runs.checks import report
+    from launcher.runs.checks import machine_report
 
     if as_json:
         print(json.dumps([asdict(line) for line in found], indent=2))
     else:
-        print(report.table(found), end="")
-    refused = any(line.state == report.REFUSED for line in found)
+        print(machine_report.table(found), end="")
+    refused = any(line.state == machine_report.REFUSED for line in found)
     return PreflightError.exit_code if refused else 0
 
 
@@ -152,7 +158,7 @@ def all_reduce_plan(args: Namespace, chosen: Backend) -> Plan:
     from dataclasses import replace
 
     from launcher.runs.follow.assemble import NO_PROGRAM, assemble, new_stamp
-    from launcher.runs.runfile.source import Origin, RunRequest, made
+    from launcher.runs.runfile.origins import Origin, RunRequest, made
 
     image = {"name": args.image} if args.image else {"tag": args.tag or DEFAULT}
     values = {"name": "nccl", "image": image, "gpus": args.gpus or "all", "processes": 2}
@@ -173,9 +179,9 @@ def nodes(args: Namespace) -> int:
     import json
     from dataclasses import asdict
 
-    from launcher.runs.records import nodes, runs
+    from launcher.runs.records import failed_nodes, recorded_runs
 
-    found = nodes.failures(runs.ago(args.since) if args.since else None)
+    found = failed_nodes.failures(recorded_runs.ago(args.since) if args.since else None)
     if args.json:
         print("".join(f"{json.dumps(asdict(one))}\n" for one in found), end="")
         return 0

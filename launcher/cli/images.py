@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from launcher.images.builder.beside import ImageDocuments
-    from launcher.images.carry.images import EngineImage
-    from launcher.tools.trials.facts import Fact
+    from launcher.images.carry.image_lookup import EngineImage
+    from launcher.tools.trials.image_probe import Fact
     from launcher.tools.trials.trials import TrialResult
 
 COLUMNS = ("ID", "NAME", "ROW", "MEGATRON", "ADDS", "CREATED", "BASE")
@@ -78,9 +78,9 @@ def inspect(args: Namespace) -> int:
 
     from launcher.base.settings import settings
     from launcher.images.builder import beside
-    from launcher.images.carry.images import find, reference
+    from launcher.images.carry.image_lookup import find, reference
     from launcher.images.engine.connect import connect
-    from launcher.images.matrix.load import load_matrix
+    from launcher.images.matrix.matrix_file import load_matrix
 
     client = connect()
     image = find(client, reference(args.image, load_matrix().rows))
@@ -149,10 +149,10 @@ def probe(args: Namespace) -> int:
     from dataclasses import asdict
 
     from launcher.base.settings import settings
-    from launcher.images.matrix.load import find_row, load_matrix
+    from launcher.images.matrix.matrix_file import find_row, load_matrix
     from launcher.runs.backends import backend
     from launcher.runs.runfile.values import parse_gpus
-    from launcher.tools.trials import facts, trials
+    from launcher.tools.trials import image_probe, trials
 
     if (args.backend == "local") == bool(args.tag):
         raise UsageError(
@@ -168,7 +168,7 @@ def probe(args: Namespace) -> int:
     if row and args.base:
         image = {"name": row.base}
     chosen = backend(args.backend)
-    found = facts.ask_image(chosen, image, args.gpus)
+    found = image_probe.ask_image(chosen, image, args.gpus)
     verdicts: dict[str, TrialResult] = {}
     if not (args.facts or args.base):
         verdicts = trials.attempts(chosen, image, args.gpus, args.limit, found, args.source)
@@ -176,15 +176,15 @@ def probe(args: Namespace) -> int:
         print(json.dumps({"facts": found, "trials": verdicts}, default=asdict, indent=2))
     else:
         print(_facts(found, verdicts))
-    wrong = facts.differences(row, found) if row else []
+    wrong = image_probe.differences(row, found) if row else []
     for line in wrong:
         print(f"launcher: {line}", file=sys.stderr)
     if args.write and row:
         from launcher.base import files
 
         path = settings().matrix
-        new = facts.unstated(row, found)
-        files.write(path, facts.written(path.read_text(encoding="utf-8"), args.tag, new))
+        new = image_probe.unstated(row, found)
+        files.write(path, image_probe.written(path.read_text(encoding="utf-8"), args.tag, new))
         told = ", ".join(f"{key}: {value}" for key, value in new.items()) or "nothing to add"
         print(f"launcher: {path.name}: {told}", file=sys.stderr)
     failed = any(fact.error for fact in found.values())
@@ -251,13 +251,13 @@ def _cache(args: Namespace) -> int:
     from launcher.base import owned
     from launcher.base.settings import settings
     from launcher.images.carry import prune
-    from launcher.images.matrix.load import load_lock, load_matrix
+    from launcher.images.matrix.matrix_file import load_lock, load_matrix
     from launcher.images.matrix.recipe import locked_hashes
-    from launcher.images.sources import extras
+    from launcher.images.sources import extras_lock
 
     site, matrix = settings(), load_matrix()
     hashes = {*locked_hashes(load_lock()), *(one.sha256 for one in matrix.interpreters.values())}
-    hashes |= extras.locked_hashes(site)
+    hashes |= extras_lock.locked_hashes(site)
     chosen = prune.downloads(site, hashes, matrix.repositories)
     size = sum(map(prune.bytes_in, chosen))
     for folder in chosen:

@@ -28,7 +28,7 @@ from launcher.cli.command import (
 
 if TYPE_CHECKING:
     from launcher.tools.trials.result import CellResult
-    from launcher.tools.trials.series import TrialOptions
+    from launcher.tools.trials.sweep import TrialOptions
 
 
 @command(
@@ -42,8 +42,8 @@ def list_(args: Namespace) -> int:
     import json
 
     from launcher.base.settings import settings
-    from launcher.images.matrix.load import load_lock, load_matrix
-    from launcher.images.matrix.render import table
+    from launcher.images.matrix.dockerfile import table
+    from launcher.images.matrix.matrix_file import load_lock, load_matrix
 
     if args.keys:
         from launcher.images.builder.keys import keys
@@ -74,20 +74,20 @@ WRITTEN = argument(
 def render(args: Namespace) -> int:
     """Write images/, compose/, the tables of README.md and docs/compat.md."""
     from launcher.base.settings import settings
-    from launcher.images.matrix import render
-    from launcher.images.matrix.load import load_lock, load_matrix
+    from launcher.images.matrix import dockerfile
+    from launcher.images.matrix.matrix_file import load_lock, load_matrix
     from launcher.runs.backends.compose import compose_examples
     from launcher.tools.trials import html
     from launcher.tools.trials.result import Cell
 
     site, matrix = settings(), load_matrix()
     root, beside = (args.output or site.written).absolute(), site.matrix.parent
-    files = render.render_all(matrix, load_lock(), root, beside)
+    files = dockerfile.render_all(matrix, load_lock(), root, beside)
     files |= compose_examples.files(matrix, root)
     files |= html.rendered(root, [Cell(tag, row.megatron) for tag, row in matrix.rows.items()])
-    changed = render.drift(files, root)
+    changed = dockerfile.drift(files, root)
     if not args.check:
-        render.write(files, root)
+        dockerfile.write(files, root)
         return 0
     for path in changed:
         print(f"{path.relative_to(root)} differs from what `make render` writes", file=sys.stderr)
@@ -105,7 +105,7 @@ ANEW = "pin these packages, releases, extensions and images anew; without names,
 def lock(args: Namespace) -> int:
     """Write matrix.lock; valid pins are kept."""
     from launcher.base.settings import settings
-    from launcher.images.matrix.load import load_lock, load_matrix, lock_path
+    from launcher.images.matrix.matrix_file import load_lock, load_matrix, lock_path
     from launcher.images.sources import lock
 
     site, beside = settings(), lock_path()
@@ -161,8 +161,8 @@ def github(args: Namespace) -> int:
     import json
 
     from launcher.images.matrix import github
-    from launcher.images.matrix.load import load_matrix
-    from launcher.tools.trials.series import cells
+    from launcher.images.matrix.matrix_file import load_matrix
+    from launcher.tools.trials.sweep import cells
 
     matrix = load_matrix()
     tags = args.tags or [tag for tag, row in matrix.rows.items() if not row.untried]
@@ -217,13 +217,13 @@ def compat(args: Namespace) -> int:
 
     from launcher.base.settings import settings
     from launcher.images.engine.connect import connect
-    from launcher.images.matrix.load import load_lock, load_matrix
+    from launcher.images.matrix.matrix_file import load_lock, load_matrix
     from launcher.runs.runfile.values import parse_gpus
-    from launcher.tools.trials import report, series
+    from launcher.tools.trials import sweep, trial_report
 
     matrix = load_matrix()
     tags, releases = (matrix.rows, [*matrix.releases]) if args.kept else (matrix.usual, [])
-    cells = series.cells(matrix, args.tags or tags, args.megatron or releases)
+    cells = sweep.cells(matrix, args.tags or tags, args.megatron or releases)
     finished = args.output / "cells"
     parse_gpus(args.gpus)
     if args.write and args.no_train:
@@ -231,7 +231,7 @@ def compat(args: Namespace) -> int:
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: nothing is left running
     engine, lock, options = partial(connect, timeout=600), load_lock(), _options(args)
     say = partial(print, file=sys.stderr, flush=True)
-    tried = series.Series(engine, settings(), matrix, lock, options, finished, say, args.again)
+    tried = sweep.Series(engine, settings(), matrix, lock, options, finished, say, args.again)
     results: list[CellResult] = []
     try:
         for one in tried.kept(cells) if args.kept else tried.run(cells):
@@ -241,28 +241,28 @@ def compat(args: Namespace) -> int:
             _report(results, args.output)
     if not results:
         raise UsageError(f"{finished}: no result of this checkout with these options")
-    print(report.as_markdown(results), end="")
+    print(trial_report.as_markdown(results), end="")
     if args.write:
-        path = report.commit(results, settings().written)
+        path = trial_report.commit(results, settings().written)
         say(f"{path.name}: written; `make render` puts it into docs/compat.md")
     return 1 if any(one.failure for one in results) else 0
 
 
 def _report(results: Sequence[CellResult], folder: Path) -> None:
     from launcher.base import files
-    from launcher.tools.trials import html, report
+    from launcher.tools.trials import html, trial_report
 
     for name, text in (
-        ("report.json", report.as_json(results)),
-        ("report.xml", report.as_junit(results)),
-        ("report.md", report.as_markdown(results)),
+        ("report.json", trial_report.as_json(results)),
+        ("report.xml", trial_report.as_junit(results)),
+        ("report.md", trial_report.as_markdown(results)),
         ("report.html", html.as_html(results)),
     ):
         files.write(folder / name, text)
 
 
 def _options(args: Namespace) -> TrialOptions:
-    from launcher.tools.trials.series import TrialOptions
+    from launcher.tools.trials.sweep import TrialOptions
 
     disk = None if args.disk is None else round(args.disk * 1e9)
     return TrialOptions(

@@ -135,7 +135,7 @@ def _given(pairs: list[str]) -> dict[str, str]:
 
 def images(tag: str) -> Images:
     """The matrix's images to choose from, of which `tag` is taken where a script names none."""
-    from launcher.images.matrix.load import find_row, load_matrix
+    from launcher.images.matrix.matrix_file import find_row, load_matrix
     from launcher.images.matrix.schema import misfit
     from launcher.tools.importing.shell_script import Images
 
@@ -155,7 +155,7 @@ def schema(args: Namespace) -> int:
     """Print the JSON Schema of a run file, for editors."""
     import json
 
-    from launcher.runs.plan.schema import schema
+    from launcher.runs.plan.json_schema import schema
 
     print(json.dumps(schema(), indent=2, ensure_ascii=False))
     return 0

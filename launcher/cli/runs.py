@@ -31,7 +31,7 @@ from launcher.cli.command import (
 
 if TYPE_CHECKING:
     from launcher.runs.follow.find import SilentBackends
-    from launcher.runs.records.runs import Filter, RunSummary
+    from launcher.runs.records.recorded_runs import Filter, RunSummary
 
 GOING_ON = ("RUN", "NAME", "STATE", "BACKEND", "GPUS", "IMAGE", "CREATED", "CHECKPOINT")
 KEPT = ("RUN", "NAME", "STATE", "CODE", "ITERATION", "LOSS", "BACKEND", "IMAGE", "CREATED")
@@ -82,7 +82,7 @@ def _tell_silent(silent: list[SilentBackends]) -> int:
 @command(RUN, SHOWN)
 def attach(args: Namespace) -> int:
     """Follow a run from its first line; Ctrl-C stops the run."""
-    from launcher.runs.follow.start import attach
+    from launcher.runs.follow.launch import attach
 
     return attach(args.run, shown(args))
 
@@ -151,7 +151,7 @@ def explain(args: Namespace) -> int:
     from launcher.api import Run
     from launcher.base.settings import expanded
     from launcher.runs.explain import failures
-    from launcher.runs.records import runs
+    from launcher.runs.records import recorded_runs
 
     how = ""
     if args.log == "-":
@@ -161,7 +161,7 @@ def explain(args: Namespace) -> int:
             explained = failures.explain(_pieces(log))
     else:
         explained = Run(args.log).explain()
-        how = runs.outcome(args.log)
+        how = recorded_runs.outcome(args.log)
     lines = explained.lines
     if how in ("finished", "stopped") and not (explained.signs or explained.suspects):
         lines = [f"run {args.log} {how}: it didn't fail"]
@@ -248,7 +248,7 @@ def show(args: Namespace) -> int:
     """Print the record of a run as JSON."""
     import json
 
-    from launcher.runs.records.runs import shown
+    from launcher.runs.records.recorded_runs import shown
     from launcher.tools.forecast import receipt
 
     kept = shown(args.run)
@@ -286,7 +286,7 @@ def prune(args: Namespace) -> int:
     from launcher.runs import payload
     from launcher.runs.follow import find
     from launcher.runs.records import record as records
-    from launcher.runs.records import runs
+    from launcher.runs.records import recorded_runs
 
     if not (args.state or args.name or args.older_than or args.since or args.keep):
         raise UsageError(
@@ -296,14 +296,14 @@ def prune(args: Namespace) -> int:
     if args.keep < 0:
         raise UsageError(f"--keep {args.keep} is no number of runs")
     jobs, silent = find.everywhere()
-    freed, known = 0, runs.known(job for _, job in jobs)
+    freed, known = 0, recorded_runs.known(job for _, job in jobs)
     with suppress(ModuleNotFoundError):  # the tool may be deleted
         from launcher.tools.bisect import kept
 
         known += kept.summaries()
     known.sort(key=lambda run: run.created, reverse=True)
-    for run in runs.to_prune(known, _filter(args), args.keep):
-        size = 0 if args.dry_run else runs.prune(run)
+    for run in recorded_runs.to_prune(known, _filter(args), args.keep):
+        size = 0 if args.dry_run else recorded_runs.prune(run)
         if size is not None:  # else it is about to be started again
             freed += size
             print(f"{run.run}  {run.name}  {run.state}  {run.created}")
@@ -329,7 +329,7 @@ def runs(args: Namespace) -> int:
 
     from launcher.runs.follow import find
     from launcher.runs.follow.live import tell
-    from launcher.runs.records.runs import UNKNOWN, known
+    from launcher.runs.records.recorded_runs import UNKNOWN, known
 
     if args.action:
         return call_action(args)
@@ -379,15 +379,15 @@ def _row(run: RunSummary) -> tuple[str, ...]:
 
 
 def _filter(args: Namespace) -> Filter:
-    from launcher.runs.records import runs
+    from launcher.runs.records import recorded_runs
 
     for state in args.state:
-        if state not in runs.STATES:
-            raise UsageError(f"no state {state!r}", nearest(state, list(runs.STATES)))
+        if state not in recorded_runs.STATES:
+            raise UsageError(f"no state {state!r}", nearest(state, list(recorded_runs.STATES)))
     older = getattr(args, "older_than", None)
-    return runs.Filter(
+    return recorded_runs.Filter(
         states=tuple(args.state),
         name=args.name,
-        since=runs.ago(args.since) if args.since else None,
-        before=runs.ago(older) if older else None,
+        since=recorded_runs.ago(args.since) if args.since else None,
+        before=recorded_runs.ago(older) if older else None,
     )

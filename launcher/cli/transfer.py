@@ -26,16 +26,16 @@ def save(args: Namespace) -> int:
     """Write an image into a folder, to carry it to another machine."""
     from launcher.base.settings import expanded, settings
     from launcher.images.builder import beside
-    from launcher.images.carry import images
+    from launcher.images.carry import image_lookup
     from launcher.images.carry.save import save
     from launcher.images.engine.connect import connect
-    from launcher.images.matrix.load import load_matrix
+    from launcher.images.matrix.matrix_file import load_matrix
 
     rows = load_matrix().rows
     client = connect(timeout=600)
-    image = images.find(client, images.reference(args.image, rows))
-    other = images.reference(args.base, rows) if args.base else None
-    base = images.base_of(client, image, rows, other) if args.thin or other else None
+    image = image_lookup.find(client, image_lookup.reference(args.image, rows))
+    other = image_lookup.reference(args.base, rows) if args.base else None
+    base = image_lookup.base_of(client, image, rows, other) if args.thin or other else None
     folder = expanded(args.output).absolute()
     documents = beside.texts(image.id, settings())
     listing = save(client, image, folder, Progress(), base, documents)
@@ -56,13 +56,13 @@ def load(args: Namespace) -> int:
     """Load an image that `image save` wrote, after checking every file."""
     from launcher.base.settings import expanded, settings
     from launcher.base.trust import require_trusted
-    from launcher.images.carry import images
+    from launcher.images.carry import image_lookup
     from launcher.images.carry.load import load, put_beside
     from launcher.images.engine.connect import connect
     from launcher.images.oci.archive import hex_of
 
     progress, folder = Progress(), expanded(args.folder).absolute()
-    expected = images.digest(args.digest) if args.digest else None
+    expected = image_lookup.digest(args.digest) if args.digest else None
     if not expected:  # what is expected can't be changed by whoever can write there
         require_trusted(folder)
     client = connect(timeout=3600)
@@ -87,14 +87,14 @@ def load(args: Namespace) -> int:
 )
 def push(args: Namespace) -> int:
     """Push an image to a registry, and print its digest."""
-    from launcher.images.carry import images, remote
+    from launcher.images.carry import image_lookup, remote
     from launcher.images.engine.connect import connect
-    from launcher.images.matrix.load import load_matrix
+    from launcher.images.matrix.matrix_file import load_matrix
 
-    name = images.reference(args.image, load_matrix().rows)
+    name = image_lookup.reference(args.image, load_matrix().rows)
     remote.remote_name(name, args.registry)
     client = connect(timeout=3600)
-    image = images.find(client, name)
+    image = image_lookup.find(client, name)
     progress = Progress()
     for one in image.names or (name,):
         there = remote.remote_name(one, args.registry)
@@ -117,17 +117,17 @@ def pull(args: Namespace) -> int:
     """Pull an image from a registry, and check that it is the expected one."""
     from launcher.base.reference import parse_reference
     from launcher.base.settings import settings
-    from launcher.images.carry import images, remote
+    from launcher.images.carry import image_lookup, remote
     from launcher.images.engine.connect import connect
-    from launcher.images.matrix.load import load_lock, load_matrix
+    from launcher.images.matrix.matrix_file import load_lock, load_matrix
 
     site = settings()
     matrix, lock = load_matrix(), load_lock(site.matrix.with_suffix(".lock"))
-    name = images.reference(args.image, matrix.rows)
+    name = image_lookup.reference(args.image, matrix.rows)
     locked = lock.images.get(name)
     published = locked is not None and not args.registry
     there = site.mirrored(name) if published else remote.remote_name(name, args.registry)
-    expected = [images.digest(args.digest)] if args.digest else []
+    expected = [image_lookup.digest(args.digest)] if args.digest else []
     if locked is not None and not expected:
         expected = [locked.digest, *sorted(locked.digests - {locked.digest})]
         if published and name in matrix.moving:  # wherever its publisher has put the tag by now

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from launcher.base.errors import UsageError
 from launcher.base.screen import Progress
 from launcher.cli.command import GPUS, above_zero, argument, checkout, command, either, flag
-from launcher.cli.start import BACKEND, SET, SOURCE
+from launcher.cli.run import BACKEND, SET, SOURCE
 
 if TYPE_CHECKING:
     from launcher.tools.tuning.search import Measurement
@@ -45,15 +45,14 @@ def tune(args: Namespace) -> int:
 
     Settings are measured by short runs that save nothing.
     """
-    from launcher.cli.start import overrides
+    from launcher.cli.run import overrides
     from launcher.runs.backends import backend
-    from launcher.runs.runfile import source
-    from launcher.runs.runfile.source import RunRequest
-    from launcher.tools.tuning import tune as tuning
-    from launcher.tools.tuning import tuned
+    from launcher.runs.runfile import origins
+    from launcher.runs.runfile.origins import RunRequest
+    from launcher.tools.tuning import tuned, tuning
 
     laid = overrides(args)
-    config, origin = source.load(args.config, laid)
+    config, origin = origins.load(args.config, laid)
     chosen = backend(args.backend).configured(config)
     asked = RunRequest(config, origin, os.getcwd(), tuple(args.rest))
     wanted = tuning.TuneRequest(args.steps, args.minutes, args.any_precision, args.fresh, args.card)
@@ -128,8 +127,8 @@ def bisect(args: Namespace) -> int:
     """
     import json
 
-    from launcher.cli.start import overrides
-    from launcher.tools.bisect import report
+    from launcher.cli.run import overrides
+    from launcher.tools.bisect import bisect_report
     from launcher.tools.bisect.bisect import BisectRequest, bisect
     from launcher.tools.bisect.judge import Judge
 
@@ -138,7 +137,11 @@ def bisect(args: Namespace) -> int:
     given |= {"run_file": args.run, "history": args.history, "fresh": args.fresh}
     request = BisectRequest(judge, tuple(overrides(args)), **given)
     found = bisect(args.good, args.bad, request, Progress())
-    print(json.dumps(report.as_json(found), indent=1) if args.json else report.text(found))
+    print(
+        json.dumps(bisect_report.as_json(found), indent=1)
+        if args.json
+        else bisect_report.text(found)
+    )
     return 0
 
 
@@ -171,26 +174,26 @@ def forecast(args: Namespace) -> int:
     from functools import partial
 
     from launcher.base.settings import settings
-    from launcher.cli.start import overrides
+    from launcher.cli.run import overrides
     from launcher.runs.backends import backend
     from launcher.runs.follow.assemble import release
-    from launcher.runs.runfile import source
-    from launcher.runs.runfile.source import Override, RunRequest
-    from launcher.tools.data.text import tokenized
-    from launcher.tools.forecast import ask, text
+    from launcher.runs.runfile import origins
+    from launcher.runs.runfile.origins import Override, RunRequest
+    from launcher.tools.data.data_text import tokenized
+    from launcher.tools.forecast import estimates, forecast_text
 
     laid = overrides(args)
-    config, origin = source.load(args.config, laid)
+    config, origin = origins.load(args.config, laid)
     if config.nodes.count > 1 and not config.nodes.master_addr:
         laid.append(Override("forecast", {"nodes.master_addr": "node0"}))
-        config, origin = source.load(args.config, laid)
+        config, origin = origins.load(args.config, laid)
     asked = RunRequest(config, origin, os.getcwd(), tuple(args.rest))
     chosen = backend(args.backend).configured(config)
     data = tokenized(config, origin, settings().cache, partial(release, asked, chosen))
     asked = replace(asked, config=data.config)
-    found, planned = ask.of_request(asked, chosen, args.gpu or "", args.network)
+    found, planned = estimates.of_request(asked, chosen, args.gpu or "", args.network)
     if args.json:
-        print(json.dumps(text.as_json(found), indent=1))
+        print(json.dumps(forecast_text.as_json(found), indent=1))
         return 0
-    print("\n".join((*planned.notes, *text.lines(found))))
+    print("\n".join((*planned.notes, *forecast_text.lines(found))))
     return 0

@@ -31,11 +31,11 @@ from launcher.images.builder.image import REPOSITORY, BuildRequest, Builds
 from launcher.images.engine import acquire, connect
 from launcher.images.engine.connect import engine_host, is_private, socket_fault
 from launcher.images.engine.private import debian, packages, private
-from launcher.images.matrix.load import load_lock, load_matrix
+from launcher.images.matrix.matrix_file import load_lock, load_matrix
 from launcher.images.matrix.recipe import sha256_of_pin
 from launcher.images.matrix.requirements import pinned_versions
 from launcher.images.matrix.schema import Matrix, misfit
-from launcher.images.oci.container import find_image
+from launcher.images.oci.inspection import find_image
 from launcher.images.sources import fetch
 from launcher.runs.datasets import indexed
 

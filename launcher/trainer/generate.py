@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from launcher.agent import compat, cpu
-from launcher.agent.ranks import ending
-from launcher.agent.ranks.ending import OptionError
+from launcher.agent.ranks import exit_codes
+from launcher.agent.ranks.exit_codes import OptionError
 from launcher.trainer.gpt import arguments as command_line
 from launcher.trainer.gpt.arguments import RankLayout
 
@@ -32,7 +32,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--ids", required=True, nargs="+", type=int)
     parser.add_argument("--count", required=True, type=int)
     given = parser.parse_args(argv)
-    return ending.code(lambda: _print(given))
+    return exit_codes.code(lambda: _print(given))
 
 
 def _print(given: Namespace) -> None:
@@ -94,16 +94,16 @@ def load(source: Path) -> LoadedModel:
     """The model of a checkpoint. Raises `OptionError` for one that isn't our program's."""
     import torch
 
-    from launcher.trainer.gpt import checkpoint, model, training
+    from launcher.trainer.gpt import distributed_checkpoint, model, training
 
-    known = checkpoint.common(source)
+    known = distributed_checkpoint.common(source)
     arguments = arguments_of(known.get("args"))
     if not torch.distributed.is_initialized():
         training.initialise(arguments, RankLayout(1, 1, 1, 1))
     made = model.build(arguments, known["vocabulary"]).to(model.dtype(arguments)).cuda().eval()
-    checkpoint.load_weights(source, [made])
+    distributed_checkpoint.load_weights(source, [made])
     return LoadedModel(made, arguments)
 
 
 if __name__ == "__main__":
-    ending.leave(main(sys.argv[1:]))
+    exit_codes.leave(main(sys.argv[1:]))

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from launcher.agent.ranks import stacks
-from launcher.agent.ranks.job import free_port, parse
+from launcher.agent.ranks.command_line import free_port, parse
 from tests.conftest import missing
 
 ROOT = Path(__file__).parents[2]

@@ -15,7 +15,7 @@ import sys
 import time
 from typing import Any
 
-from launcher.agent import compat, cpu, program
+from launcher.agent import compat, cpu, script
 from launcher.agent.ranks import rank
 
 FAST = "launcher.trainer.fast"
@@ -74,7 +74,7 @@ def main() -> None:
         for variables in asked["ranks"]:
             if not (pid := os.fork()):
                 become(parent, asked["output"], asked["folder"], variables)
-                return program.run(asked["program"])
+                return script.run(asked["program"])
             ranks.add(pid)
         print(ended(ranks), flush=True)
 

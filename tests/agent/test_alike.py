@@ -16,7 +16,7 @@ import pytest
 
 from launcher.agent.checkpoints import lineage
 from launcher.agent.ranks import alike, reduction, rendezvous
-from launcher.agent.ranks.job import MismatchError, free_port, parse
+from launcher.agent.ranks.command_line import MismatchError, free_port, parse
 from launcher.agent.ranks.rendezvous import Rendezvous, RendezvousFailure, StopWaiting
 from tests.e2e.site import until
 

@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from launcher.agent.checkpoints import contents, folders, lineage, pickles
+from launcher.agent.checkpoints import completeness, folders, lineage, pickles
 
 RUN = "0a1b2c3d"
 ITEMS = (("__0_0.distcp", 0, 60), ("__0_0.distcp", 60, 40), ("__1_0.distcp", 0, 30))
@@ -120,7 +120,7 @@ def test_any_file_cut_anywhere_is_found(whole: Path, data: st.DataObject) -> Non
     victim = data.draw(st.sampled_from(files(whole)))
     left = data.draw(st.integers(0, victim.stat().st_size - 1))
     with other_bytes(victim, victim.read_bytes()[:left]):
-        assert victim.name in contents.problem(whole)
+        assert victim.name in completeness.problem(whole)
 
 
 def test_any_file_missing_is_found(whole: Path) -> None:
@@ -133,8 +133,8 @@ def test_any_file_missing_is_found(whole: Path) -> None:
     for path in files(whole):
         with other_bytes(path, b""):
             path.unlink()
-            assert contents.problem(whole).endswith("is missing"), path
-    assert contents.problem(whole) == ""
+            assert completeness.problem(whole).endswith("is missing"), path
+    assert completeness.problem(whole) == ""
 
 
 @pytest.mark.megatron
@@ -147,18 +147,18 @@ def test_what_torch_saves_by_rank(tmp_path: Path) -> None:
     state = {"args": arguments, "model": {"weight": torch.arange(1000.0)}, "iteration": 3}
     for path in tmp_path.glob("*/model_optim_rng.pt"):
         torch.save(state, path)
-    assert contents.problem(tmp_path) == ""
+    assert completeness.problem(tmp_path) == ""
     for path in tmp_path.glob("*/model_optim_rng.pt"):
         whole = path.read_bytes()
         os.truncate(path, len(whole) - 1)
-        assert contents.problem(tmp_path) == "model_optim_rng.pt is cut short"
+        assert completeness.problem(tmp_path) == "model_optim_rng.pt is cut short"
         path.write_bytes(whole)
 
 
 def test_a_ranks_whole_folder_missing_is_found(tmp_path: Path) -> None:
     legacy(tmp_path)
     shutil.rmtree(tmp_path / "mp_rank_01")
-    assert contents.problem(tmp_path) == "there are 1 of 2 folders mp_rank_…"
+    assert completeness.problem(tmp_path) == "there are 1 of 2 folders mp_rank_…"
 
 
 NAMES = "its saving was interrupted: latest_checkpointed_iteration.txt names"
@@ -278,8 +278,8 @@ def test_older_ones_than_the_newest_complete_are_not_read(
 ) -> None:
     three(tmp_path)
     read: list[str] = []
-    problem = contents.problem
-    monkeypatch.setattr(contents, "problem", lambda at: read.append(at.name) or problem(at))
+    problem = completeness.problem
+    monkeypatch.setattr(completeness, "problem", lambda at: read.append(at.name) or problem(at))
     newest = folders.newest_complete(tmp_path)
     assert newest == folders.CheckpointFolder(6, tmp_path / "iter_0000006")
     assert folders.since_complete(tmp_path) == [*folders.newest_first(tmp_path)][::-1][1:]

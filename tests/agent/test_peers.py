@@ -19,7 +19,7 @@ import pytest
 
 from launcher.agent import diverged
 from launcher.agent.ranks import rendezvous
-from launcher.agent.ranks.job import free_port
+from launcher.agent.ranks.command_line import free_port
 from launcher.agent.ranks.peers import PeerNodes, RemoteFailure
 from launcher.agent.ranks.rendezvous import NodeNotNeeded, Rendezvous
 from launcher.agent.words import DIVERGED

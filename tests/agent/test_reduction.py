@@ -15,7 +15,7 @@ import pytest
 
 from launcher.agent import words
 from launcher.agent.ranks import network, reduction, ring
-from launcher.agent.ranks.job import MismatchError
+from launcher.agent.ranks.command_line import MismatchError
 from launcher.agent.ranks.rendezvous import Rendezvous
 
 from .test_alike import together

@@ -21,10 +21,10 @@ import pytest
 from launcher.agent import runner, start
 from launcher.agent.checkpoints import folders, lineage
 from launcher.agent.ranks import bus, devices, oom
-from launcher.agent.ranks.job import (
+from launcher.agent.ranks.command_line import (
     JobRefusal,
     MismatchError,
-    RankJob,
+    NodeRanks,
     free_port,
     parse,
     read_secrets,
@@ -38,7 +38,7 @@ from .test_folders import distributed
 from .test_lineage import saved
 
 
-def job(*argv: str, environ: dict[str, str] | None = None) -> RankJob:
+def job(*argv: str, environ: dict[str, str] | None = None) -> NodeRanks:
     return parse(["--processes-per-node", "2", *argv], environ or {})
 
 
@@ -66,7 +66,7 @@ def test_refusals(argv: list[str], reason: str) -> None:
 
 
 @contextlib.contextmanager
-def held(one: RankJob, wish: str) -> Iterator[Mapping[str, str]]:
+def held(one: NodeRanks, wish: str) -> Iterator[Mapping[str, str]]:
     """The variables of ranks while the folder that is wished for is held."""
     with contextlib.ExitStack() as stack:
         yield runner._hold(one, {lineage.VARIABLE: wish}, pytest.fail, stack)

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from launcher.agent.checkpoints import contents, folders
+from launcher.agent.checkpoints import completeness, folders
 from launcher.base import files
 from launcher.base.errors import UsageError
 from launcher.tools.weights import convert, reader, safetensors
@@ -96,26 +96,35 @@ def sparse(path: Path) -> None:
 
 
 HOSTILE = {
-    "keys in keys": replaced(contents.INDEX, lambda path: path.write_bytes(keys_in_keys())),
-    "keys in an archive": replaced(contents.COMMON, lambda path: torch_file(path, keys_in_keys())),
-    "collisions": replaced(contents.INDEX, lambda path: path.write_bytes(collisions())),
-    "sparse": replaced(contents.INDEX, sparse),
-    "memo": replaced(contents.INDEX, lambda path: path.write_bytes(b"\x80\x02]r\xff\xff\xff\x0f.")),
-    "command": replaced(contents.INDEX, lambda path: path.write_bytes(pickle.dumps(Runs()))),
+    "keys in keys": replaced(completeness.INDEX, lambda path: path.write_bytes(keys_in_keys())),
+    "keys in an archive": replaced(
+        completeness.COMMON, lambda path: torch_file(path, keys_in_keys())
+    ),
+    "collisions": replaced(completeness.INDEX, lambda path: path.write_bytes(collisions())),
+    "sparse": replaced(completeness.INDEX, sparse),
+    "memo": replaced(
+        completeness.INDEX, lambda path: path.write_bytes(b"\x80\x02]r\xff\xff\xff\x0f.")
+    ),
+    "command": replaced(completeness.INDEX, lambda path: path.write_bytes(pickle.dumps(Runs()))),
     "laughs": replaced(
-        contents.COMMON, lambda path: torch_file(path, pickle.dumps({"args": laughs()}))
+        completeness.COMMON, lambda path: torch_file(path, pickle.dumps({"args": laughs()}))
     ),
     "deep": replaced(
-        contents.COMMON,
+        completeness.COMMON,
         lambda path: torch_file(path, b"\x80\x02" + b"]" * 200_000 + b"a" * 199_999 + b"."),
     ),
-    "bomb": replaced(contents.COMMON, zip_bomb),
-    "deep JSON": replaced(contents.DESCRIPTION, lambda path: path.write_text("[" * 200_000)),
+    "bomb": replaced(completeness.COMMON, zip_bomb),
+    "deep JSON": replaced(completeness.DESCRIPTION, lambda path: path.write_text("[" * 200_000)),
     "tracker": replaced(folders.TRACKER, lambda path: path.write_text("9" * 10_000)),
     "other digits": replaced(folders.TRACKER, lambda path: path.write_text("²")),
     **{
         f"{kind} {name}": replaced(name, partial(put, kind=kind))
-        for name in (contents.INDEX, contents.COMMON, contents.DESCRIPTION, folders.TRACKER)
+        for name in (
+            completeness.INDEX,
+            completeness.COMMON,
+            completeness.DESCRIPTION,
+            folders.TRACKER,
+        )
         for kind in ("pipe", "endless")
     },
 }
@@ -162,7 +171,9 @@ def spoiled(path: Path, chance: random.Random) -> None:
             archive.writestr(each, spoil(content, chance) if each == name else content)
 
 
-@pytest.mark.parametrize("name", [contents.INDEX, contents.COMMON, contents.DESCRIPTION, "tracker"])
+@pytest.mark.parametrize(
+    "name", [completeness.INDEX, completeness.COMMON, completeness.DESCRIPTION, "tracker"]
+)
 @pytest.mark.parametrize("ten", TENS)
 def test_a_damaged_checkpoint_is_judged_or_read(saved: Path, name: str, ten: int) -> None:
     path = saved.parent / folders.TRACKER if name == "tracker" else saved / name

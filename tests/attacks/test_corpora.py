@@ -24,10 +24,10 @@ import pytest
 from launcher.base.errors import LauncherError
 from launcher.base.zstd import zstd
 from launcher.tools.data import tokenize
-from launcher.tools.data.convert import convert
+from launcher.tools.data.jsonl import convert
 from launcher.tools.data.ledger import Leniency
 from launcher.tools.data.sources import BLOCK, ReadingOptions
-from launcher.tools.data.tokenize import TokenizeJob
+from launcher.tools.data.tokenize import TokenizeTask
 from launcher.tools.data.tokenizers import TokenizerChoice
 from tests.tools.data.conftest import documents, gpt2, loaded  # noqa: F401  # fixtures
 
@@ -196,7 +196,7 @@ def test_a_parquet_file_that_is_a_bomb(tmp_path: Path) -> None:
 def test_a_damaged_corpus_is_tokenized_or_refused(tmp_path: Path, number: int) -> None:
     """By workers too: a whole pair, or none."""
     path, reading, _ = damage(number, tmp_path)
-    job = TokenizeJob(
+    job = TokenizeTask(
         (str(path),), tmp_path / "out", reading, TokenizerChoice(), leniency=Leniency(skip=True)
     )
     try:

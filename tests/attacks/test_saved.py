@@ -18,7 +18,7 @@ import pytest
 from launcher.base.errors import LauncherError
 from launcher.images.carry import bundle
 from launcher.images.carry.load import load
-from launcher.images.oci import layout
+from launcher.images.oci import oci_layout
 from tests.images.carry.conftest import BASE_LAYERS, Engine, filled
 from tests.images.carry.test_save import QUIET, contents, saved
 
@@ -41,16 +41,16 @@ class Stick:
 
     def blob(self, which: str) -> Any:
         """The JSON of the blob that the list names as its `image` or `manifest`."""
-        return json.loads(self.files[layout.blob_path(self.listing[which])])
+        return json.loads(self.files[oci_layout.blob_path(self.listing[which])])
 
     def replace(self, which: str, content: bytes) -> None:
         """Another one in its place, named by its sha256, in the list and in the manifest."""
-        old, new = self.listing[which], layout.sha256(content)
-        del self.files[layout.blob_path(old)]
-        self.files[layout.blob_path(new)] = content
+        old, new = self.listing[which], oci_layout.sha256(content)
+        del self.files[oci_layout.blob_path(old)]
+        self.files[oci_layout.blob_path(new)] = content
         self.listing[which] = new
         if which == "image":
-            manifest = self.files[layout.blob_path(self.listing["manifest"])]
+            manifest = self.files[oci_layout.blob_path(self.listing["manifest"])]
             self.replace("manifest", manifest.replace(old.encode(), new.encode()))
 
     def edit(self, which: str, change: Callable[[Any], Any]) -> None:
@@ -63,7 +63,7 @@ class Stick:
             (folder / path).parent.mkdir(parents=True, exist_ok=True)
             (folder / path).write_bytes(content)
         if self.listing.get("files") is None:
-            digests = {path: layout.sha256(self.files[path])[7:] for path in sorted(self.files)}
+            digests = {path: oci_layout.sha256(self.files[path])[7:] for path in sorted(self.files)}
             self.listing["files"] = [
                 {"path": path, "size": len(self.files[path]), "sha256": digest}
                 for path, digest in digests.items()
@@ -72,12 +72,12 @@ class Stick:
 
     def sign(self, folder: Path) -> None:
         """Write the list with its own sha256, and the hashes of all."""
-        own = layout.sha256(_text(self.listing | {"sha256": ""}))[7:]
+        own = oci_layout.sha256(_text(self.listing | {"sha256": ""}))[7:]
         text = _text(self.listing | {"sha256": own})
-        (folder / layout.LISTING).write_bytes(text)
-        listing = layout.parse(text, layout.Listing)
+        (folder / oci_layout.LISTING).write_bytes(text)
+        listing = oci_layout.parse(text, oci_layout.Listing)
         if listing is not None:
-            (folder / layout.SUMS).write_bytes(layout.sums(listing))
+            (folder / oci_layout.SUMS).write_bytes(oci_layout.sums(listing))
 
 
 def _text(listing: dict[str, Any]) -> bytes:
@@ -90,8 +90,8 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Stick:
     folder = tmp_path_factory.mktemp("original")
     saved(filled(), folder)
     files = contents(folder)
-    listing = json.loads(files.pop(layout.LISTING))
-    del files[layout.SUMS], listing["sha256"]
+    listing = json.loads(files.pop(oci_layout.LISTING))
+    del files[oci_layout.SUMS], listing["sha256"]
     return Stick(files, listing | {"files": None})
 
 
@@ -177,7 +177,7 @@ def test_a_list_with_an_odd_value(stick: Stick, tmp_path: Path, number: int) -> 
 @pytest.mark.parametrize("text", [b"", b"null", b"[]", b"\xff", DEEP, b'{"sha256": null}'])
 def test_a_list_that_is_none(stick: Stick, tmp_path: Path, text: bytes) -> None:
     stick.write(tmp_path)
-    (tmp_path / layout.LISTING).write_bytes(text)
+    (tmp_path / oci_layout.LISTING).write_bytes(text)
     attack(tmp_path)
 
 
@@ -197,7 +197,9 @@ KINDS = ("pipe", "endless", "elsewhere", "folder", "sparse", "socket")
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("of", [layout.LISTING, layout.SUMS, "blobs", "documents", layout.INDEX])
+@pytest.mark.parametrize(
+    "of", [oci_layout.LISTING, oci_layout.SUMS, "blobs", "documents", oci_layout.INDEX]
+)
 def test_what_lies_there_is_no_file(stick: Stick, tmp_path: Path, of: str, kind: str) -> None:
     """Pipes were waited for; what has no end, or a terabyte of nothing, was read for ever."""
     folder, elsewhere = tmp_path / "stick", tmp_path / "elsewhere"
@@ -234,14 +236,14 @@ def test_more_layers_than_any_image_has(stick: Stick, tmp_path: Path) -> None:
 @pytest.mark.parametrize("of", ["documents/provenance.json", "manifest", "image"])
 def test_what_is_small_is_not_large(stick: Stick, tmp_path: Path, of: str) -> None:
     """It was read into memory, however large it was."""
-    much = layout.LARGEST + 1
+    much = oci_layout.LARGEST + 1
     if of in stick.files:
         stick.files[of] = bytes(much)
     else:
         stick.replace(of, json.dumps(stick.blob(of)).encode() + b" " * much)
     stick.write(tmp_path)
     engine = Engine()
-    with pytest.raises(LauncherError, match=f"more than {layout.LARGEST} bytes"):
+    with pytest.raises(LauncherError, match=f"more than {oci_layout.LARGEST} bytes"):
         load(engine, tmp_path, QUIET)
     assert not engine.images
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from launcher.base.errors import LauncherError, UsageError
-from launcher.cli.start import run
+from launcher.cli.run import run
 from launcher.tools.importing import sandbox
 from launcher.tools.importing.from_script import import_script
 from launcher.tools.importing.shell_script import Images

@@ -24,7 +24,7 @@ from launcher.cli.command import Command
 from launcher.images.engine.private.packages import unpack
 from launcher.runs.follow import find
 from launcher.runs.plan.job import ConnectionLost
-from launcher.runs.runfile.source import PRESETS
+from launcher.runs.runfile.origins import PRESETS
 
 WITHOUT_TOOLS = """
 import sys

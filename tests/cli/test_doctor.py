@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from launcher.agent.ranks.job import free_port
+from launcher.agent.ranks.command_line import free_port
 from launcher.base.errors import EngineError, UsageError
 from launcher.cli import doctor
 from launcher.runs import backends, payload
 from launcher.runs.backends import local
 from launcher.runs.checks import gather
 from launcher.runs.checks.machine import Gpu
-from launcher.runs.plan.image import ImageFacts
-from launcher.runs.runfile.source import NODE_RANKS
+from launcher.runs.plan.image_facts import ImageFacts
+from launcher.runs.runfile.origins import NODE_RANKS
 
 OLD = Gpu(0, "GPU-0", "NVIDIA GeForce RTX 3090", 24 << 30, 0, (8, 6), "470.57.02")
 

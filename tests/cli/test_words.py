@@ -20,12 +20,12 @@ from launcher.base.errors import UsageError
 from launcher.base.settings import ROOT
 from launcher.cli import completion, tune
 from launcher.images.carry import prune
-from launcher.runs.follow import again, find, lines
+from launcher.runs.follow import find, from_record, lines
 from launcher.runs.records import record
-from launcher.runs.runfile import source
-from launcher.runs.runfile.source import RunRequest
+from launcher.runs.runfile import origins
+from launcher.runs.runfile.origins import RunRequest
+from launcher.tools.tuning.candidates import Setting
 from launcher.tools.tuning.search import Measurement
-from launcher.tools.tuning.settings import Setting
 
 
 def said(capsys: pytest.CaptureFixture[str], words: str) -> str:
@@ -125,11 +125,11 @@ def test_what_would_go_on_or_be_repeated_can_be_looked_at(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: str
 ) -> None:
     """`--dry-run` was `run`'s alone, and the others started at once."""
-    config, origin = source.load("gpt2-tiny", [])
+    config, origin = origins.load("gpt2-tiny", [])
     asked = RunRequest(config, origin, "/"), ["a note"]
     monkeypatch.setattr(record, "find", lambda text: SimpleNamespace(backend="docker"))
-    monkeypatch.setattr(again, "resumed", lambda *_, **__: asked)
-    monkeypatch.setattr(again, "repeated", lambda *_, **__: asked)
+    monkeypatch.setattr(from_record, "resumed", lambda *_, **__: asked)
+    monkeypatch.setattr(from_record, "repeated", lambda *_, **__: asked)
     monkeypatch.setenv("DOCKER_HOST", "unix:///nowhere.sock")
     assert cli.main([command, "abc", "--dry-run"]) == 0
     out, err = capsys.readouterr()

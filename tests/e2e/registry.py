@@ -17,9 +17,9 @@ from urllib.request import urlopen
 import pytest
 import requests
 
-from launcher.agent.ranks.job import free_port
+from launcher.agent.ranks.command_line import free_port
 from launcher.images.engine.private import packages
-from launcher.images.oci.layout import sha256
+from launcher.images.oci.oci_layout import sha256
 from launcher.images.oci.registry import INDEXES, MANIFESTS
 from tests.e2e.site import until
 

@@ -21,7 +21,7 @@ from launcher.images.builder import verify
 from launcher.images.builder.image import BuildRequest, Builds
 from launcher.images.engine.private.debian import STANDIN_EPOCH, debian_base
 from launcher.images.engine.private.packages import unpack
-from launcher.images.oci.container import find_image
+from launcher.images.oci.inspection import find_image
 from tests.conftest import NAMES
 from tests.e2e.command import built, in_image, launched, matrix_folder, tarred
 

@@ -19,7 +19,7 @@ import pytest
 import yaml
 
 from launcher.base.settings import ROOT
-from launcher.images.matrix.load import load_lock
+from launcher.images.matrix.matrix_file import load_lock
 from launcher.images.sources import index
 from launcher.tools.trials.cell import REPOSITORY
 from tests.e2e.command import launcher, random_file

@@ -14,7 +14,7 @@ import yaml
 from launcher.base.screen import Progress
 from launcher.base.settings import ROOT, Settings
 from launcher.images.builder.image import BuildRequest, Builds
-from launcher.images.matrix.load import load_lock
+from launcher.images.matrix.matrix_file import load_lock
 from launcher.images.matrix.schema import Extension, GitSource
 from launcher.images.sources import extensions, fetch, lock
 from tests.e2e.command import in_image, standin, tarred

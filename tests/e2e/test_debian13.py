@@ -18,10 +18,10 @@ from launcher.base.settings import ROOT, Settings
 from launcher.images.engine import acquire
 from launcher.images.engine.acquire import BaseNames
 from launcher.images.engine.private.debian import STANDIN_EPOCH, debian_base
-from launcher.images.matrix.load import load_lock, load_matrix
+from launcher.images.matrix.matrix_file import load_lock, load_matrix
 from launcher.images.matrix.schema import caution, misfit
 from launcher.images.sources.fetch import wheels
-from launcher.tools.trials import report
+from launcher.tools.trials import trial_report
 from launcher.tools.trials.trials import TrialPlace, entrypoint
 from tests.conftest import NAMES, CpuImages
 from tests.e2e.command import base_with, built, in_image, launched, matrix_folder, tarred
@@ -210,7 +210,7 @@ def test_the_table_of_results_has_what_the_row_does(newer: CpuImages, tmp_path: 
         LAUNCHER_MATRIX=str(newer.site.matrix),
     )
     seen, committed = (
-        {one.cell: one.told for one in report.load_committed(root) if one.tag == TAG}
+        {one.cell: one.told for one in trial_report.load_committed(root) if one.tag == TAG}
         for root in (newer.site.matrix.parent, ROOT)
     )
     assert seen == committed

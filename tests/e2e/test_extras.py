@@ -22,7 +22,7 @@ from launcher.base.settings import ROOT, Settings
 from launcher.images.builder import beside, verify
 from launcher.images.builder.image import BuildRequest, Builds
 from launcher.images.engine.connect import engine_host
-from launcher.images.matrix.load import load_lock, load_matrix
+from launcher.images.matrix.matrix_file import load_lock, load_matrix
 from launcher.images.sources.fetch import wheels
 from tests.conftest import NAMES
 from tests.e2e.command import (

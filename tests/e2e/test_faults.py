@@ -26,7 +26,7 @@ from launcher.base.settings import Settings
 from launcher.images.engine.client import Client
 from launcher.images.engine.connect import engine_host
 from launcher.images.engine.private import packages, private
-from launcher.tools.weights import archive
+from launcher.tools.weights import torch_file
 from tests.e2e.registry import listener
 from tests.e2e.site import (
     ONE_THREAD,
@@ -332,7 +332,7 @@ def weights(folder: Path) -> dict[str, Any]:
     """Weights, optimizer, random states and progress; the index has an id of its own."""
     found = {path.name: path.read_bytes() for path in folder.glob("*.distcp")}
     assert len(found) >= 2
-    return found | {"progress": archive.read(folder / "common.pt")["progress"]}
+    return found | {"progress": torch_file.read(folder / "common.pt")["progress"]}
 
 
 @pytest.mark.long

@@ -23,9 +23,9 @@ from launcher.base.screen import Progress
 from launcher.base.settings import ROOT, Settings
 from launcher.images.builder import beside
 from launcher.images.builder.image import BuildRequest, Builds
-from launcher.images.matrix.load import load_matrix
+from launcher.images.matrix.matrix_file import load_matrix
 from launcher.images.matrix.schema import misfit
-from launcher.images.sources import fetch, source
+from launcher.images.sources import fetch, megatron_source
 from tests.conftest import NAMES
 from tests.e2e.command import (
     BUILD,
@@ -152,7 +152,7 @@ def builds(engine: DockerClient, site: Settings) -> Builds:
 @pytest.fixture
 def edited(builds: Builds, bases: BaseNames, tmp_path: Path) -> BuildRequest:
     """A build of a source of 0.12.3, to be changed."""
-    source.locked(builds.recipe(BuildRequest("cpu", "0.12.3")), builds.site).unpack(
+    megatron_source.locked(builds.recipe(BuildRequest("cpu", "0.12.3")), builds.site).unpack(
         tmp_path / "edited"
     )
     return BuildRequest("cpu", "0.12.3", tmp_path / "edited", bases.base, bases.builder)

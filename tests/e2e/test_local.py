@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.agent.ranks.job import free_port
+from launcher.agent.ranks.command_line import free_port
 from launcher.base.settings import ROOT
 from tests.conftest import missing
 
@@ -224,7 +224,7 @@ import importlib.abc, importlib.util, os, sys
 
 class Planter(importlib.abc.MetaPathFinder):
     def find_spec(self, name, path, target=None):
-        if name != "launcher.trainer.gpt.data":
+        if name != "launcher.trainer.gpt.samples":
             return None
         sys.meta_path.remove(self)
         found = importlib.util.find_spec(name)

@@ -123,12 +123,12 @@ def test_another_machines_engine_gets_a_copy_and_the_shown_lines_do_the_same(
     """An engine here stands in for one elsewhere: nothing of ours is mounted."""
     monkeypatch.setattr(docker_job, "LOCAL", "another machine's")
     from launcher.runs.follow.assemble import assemble, new_stamp
-    from launcher.runs.runfile import source
-    from launcher.runs.runfile.source import RunRequest
+    from launcher.runs.runfile import origins
+    from launcher.runs.runfile.origins import RunRequest
 
     monkeypatch.setenv("LAUNCHER_RUNS", str(tmp_path / "runs"))
-    sets = [source.parse_set(one) for one in short(built["theirs"])]
-    config, origin = source.load("gpt2-tiny", sets)
+    sets = [origins.parse_set(one) for one in short(built["theirs"])]
+    config, origin = origins.load("gpt2-tiny", sets)
     chosen = docker.DockerBackend(lambda: engine)
     plan = assemble(RunRequest(config, origin, str(tmp_path)), chosen, new_stamp()).plan
     job = docker_job.start(engine.api, plan, attach=True)

@@ -16,8 +16,8 @@ import yaml
 from launcher.base.screen import Progress
 from launcher.base.settings import ROOT, Settings
 from launcher.images.builder.image import REPOSITORY, BuildRequest, Builds
-from launcher.images.matrix.load import load_lock
 from launcher.images.matrix.locked import Lock, LockedImage, LockedPlatform
+from launcher.images.matrix.matrix_file import load_lock
 from launcher.images.oci import registry as registries
 from launcher.images.sources import lock
 from tests.e2e.command import built, launched, launcher, refused

@@ -172,7 +172,7 @@ def test_what_a_real_image_adds_is_more_than_its_base(
 
 
 def test_downloads_that_no_lock_names_are_told_and_removed(tmp_path: Path) -> None:
-    from launcher.images.matrix.load import load_lock
+    from launcher.images.matrix.matrix_file import load_lock
     from launcher.images.matrix.recipe import locked_hashes
 
     wanted = min(locked_hashes(load_lock()))

@@ -13,14 +13,14 @@ import pytest
 from launcher.base.errors import PreflightError
 from launcher.base.settings import ROOT
 from launcher.images.builder import context
-from launcher.images.matrix.load import load_matrix, patch_files
+from launcher.images.matrix.matrix_file import load_matrix, patch_files
 from launcher.images.matrix.schema import misfit
 from launcher.runs.backends import backend
 from launcher.runs.checks.machine import Machine
-from launcher.runs.follow import ask
+from launcher.runs.follow import ask_image
 from launcher.runs.follow.assemble import assemble, new_stamp
-from launcher.runs.runfile import source
-from launcher.runs.runfile.source import RunRequest
+from launcher.runs.runfile import origins
+from launcher.runs.runfile.origins import RunRequest
 from tests.e2e.command import in_image, launched, launcher
 from tests.e2e.test_image import CALL_HELPERS
 
@@ -82,9 +82,9 @@ def test_the_image_is_asked_for_what_no_rule_here_knows(whole_image: str, tmp_pa
     assert done.returncode == PreflightError.exit_code, done.stdout + done.stderr
     assert "Moe extended TP parallelism only applies to allgather based" in done.stderr
     sets = [f"image={whole_image}", *upstreams]
-    config, origin = source.load("gpt2-tiny.yaml", [source.parse_set(one) for one in sets])
+    config, origin = origins.load("gpt2-tiny.yaml", [origins.parse_set(one) for one in sets])
     plan = assemble(RunRequest(config, origin, str(tmp_path)), backend("docker"), new_stamp()).plan
-    assert [*ask.ask_image(plan, Machine(), backend("docker"), tmp_path)] == []
+    assert [*ask_image.ask_image(plan, Machine(), backend("docker"), tmp_path)] == []
     assert [one.read_text("utf-8") for one in (tmp_path / "asked").iterdir()] == ["{}"]
 
 

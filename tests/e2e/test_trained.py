@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from launcher.base.settings import ROOT
-from launcher.images.matrix.load import load_matrix
+from launcher.images.matrix.matrix_file import load_matrix
 from launcher.runs.datasets import indexed
 from launcher.tools import demo
 from tests.e2e.command import contained, launcher, refused

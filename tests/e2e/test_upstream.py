@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from launcher.base.settings import Settings
-from launcher.images.matrix.load import load_matrix
+from launcher.images.matrix.matrix_file import load_matrix
 from tests.e2e.command import launcher
 from tests.e2e.registry import Registry, serving
 from tests.images.builder.conftest import INFO, commit_all

@@ -14,7 +14,7 @@ from docker.errors import ImageNotFound
 
 from launcher.base.screen import Progress
 from launcher.images.builder import beside
-from launcher.images.carry.again import REPOSITORY, Departures, Verification
+from launcher.images.carry.rebuild import REPOSITORY, Departures, Verification
 from launcher.images.engine.acquire import STANDIN_NAME
 from tests.conftest import NAMES
 from tests.e2e.command import built, launcher

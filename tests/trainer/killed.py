@@ -9,7 +9,7 @@ import sys
 from typing import Any
 
 from launcher.agent import compat
-from launcher.agent.ranks import ending
+from launcher.agent.ranks import exit_codes
 from launcher.trainer.gpt import __main__ as gpt
 
 WRITTEN = 3
@@ -39,4 +39,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    ending.leave(main())
+    exit_codes.leave(main())

@@ -6,7 +6,7 @@ from argparse import Namespace
 
 import pytest
 
-from launcher.agent.ranks.ending import OptionError
+from launcher.agent.ranks.exit_codes import OptionError
 from launcher.trainer.gpt import arguments as command_line
 from launcher.trainer.gpt.arguments import RankLayout
 from tests.agent.conftest import TINY

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.agent.checkpoints import contents, folders
+from launcher.agent.checkpoints import completeness, folders
 from launcher.runs.checks import splits
 from launcher.runs.datasets import indexed
 from tests.agent.conftest import ROOT, TINY, Run, going_on, python, runner_command, start
@@ -158,11 +158,11 @@ def test_any_real_file_missing_or_a_byte_short_is_found(
     for path in (copy / name for name in names):
         whole = path.read_bytes()
         path.write_bytes(whole[:-1])
-        assert contents.problem(copy).startswith(path.name)
+        assert completeness.problem(copy).startswith(path.name)
         path.unlink()
-        assert contents.problem(copy) == f"{path.name} is missing"
+        assert completeness.problem(copy) == f"{path.name} is missing"
         path.write_bytes(whole)
-    assert contents.problem(copy) == ""
+    assert completeness.problem(copy) == ""
 
 
 def test_an_incomplete_checkpoint_is_left_out(
@@ -206,7 +206,7 @@ import sys
 from pathlib import Path
 from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegatronDatasetBuilder
 from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
-from launcher.trainer.gpt.data import TokenVocabulary
+from launcher.trainer.gpt.samples import TokenVocabulary
 of = lambda split: GPTDatasetConfig(
     random_seed=1, sequence_length=8, blend=([sys.argv[1]], None), split=split,
     path_to_cache=sys.argv[2], tokenizer=TokenVocabulary(99, 98), reset_position_ids=False,

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from launcher.agent import words
-from launcher.agent.ranks.ending import OptionError
+from launcher.agent.ranks.exit_codes import OptionError
 from launcher.trainer.gpt import arguments as command_line
 from launcher.trainer.gpt import measurements
 from launcher.trainer.gpt.log import training_line, validation_line

@@ -13,8 +13,8 @@ import torch
 from megatron.core import parallel_state
 
 from launcher.agent import compat, cpu
-from launcher.agent.ranks import ending
-from launcher.agent.ranks.ending import OptionError
+from launcher.agent.ranks import exit_codes
+from launcher.agent.ranks.exit_codes import OptionError
 from launcher.trainer.gpt import arguments, log, training
 
 
@@ -62,4 +62,4 @@ def main() -> None:
 if __name__ == "__main__":
     cpu.write_whole_lines()
     compat.prepare()
-    ending.leave(ending.code(main))
+    exit_codes.leave(exit_codes.code(main))

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
 
-from launcher.agent.checkpoints import contents, lineage
+from launcher.agent.checkpoints import completeness, lineage
 from launcher.base import files, owned
 
 TRACKER = "latest_checkpointed_iteration.txt"
@@ -175,7 +175,7 @@ def _unfinished(path: Path, iteration: int, newest: str) -> str:
             return f"{INTERRUPTED}: {TRACKER} names {newest}"
         if not newest and not (path.parent / TRACKER).exists():
             return f"{INTERRUPTED}: there is no {TRACKER}"
-    return contents.problem(path)
+    return completeness.problem(path)
 
 
 def newest_complete(root: Path, line: str = "") -> CheckpointFolder | None:
@@ -232,7 +232,7 @@ def _give_up(checkpoint: CheckpointFolder) -> None:
     One that was complete, or has all its files where the tracker was edited to go back, stays.
     """
     path, interrupted = checkpoint.folder, checkpoint.problem.startswith(INTERRUPTED)
-    if path.name.endswith(PARTIAL) or (interrupted and contents.problem(path)):
+    if path.name.endswith(PARTIAL) or (interrupted and completeness.problem(path)):
         with suppress(OSError):  # on a full disk it stays
             lineage.sign(path)
             owned.mark(path)

@@ -19,7 +19,12 @@ from typing import Any
 from launcher.agent import start
 from launcher.agent.checkpoints import lineage
 from launcher.agent.ranks import network, reduction, ring
-from launcher.agent.ranks.job import MismatchError, NodeIsSpare, NodesUnreachable, RankJob
+from launcher.agent.ranks.command_line import (
+    MismatchError,
+    NodeIsSpare,
+    NodeRanks,
+    NodesUnreachable,
+)
 from launcher.agent.ranks.rendezvous import (
     MOST,
     NodeNotNeeded,
@@ -111,13 +116,13 @@ def _digest(content: bytes) -> str:
 class LinkedNodes:
     """The nodes, linked: this one's ranks among theirs, and variables by which they find them."""
 
-    job: RankJob
+    job: NodeRanks
     rendezvous: Rendezvous
     variables: Mapping[str, str]
 
 
 def look(
-    job: RankJob,
+    job: NodeRanks,
     environ: Mapping[str, str],
     gpus: int,
     stopped: Callable[[], object],
@@ -182,7 +187,7 @@ def look(
 
 def _leave_spares(
     rendezvous: Rendezvous,
-    job: RankJob,
+    job: NodeRanks,
     mine: Mapping[str, Any],
     environ: Mapping[str, str],
     seconds: float,
@@ -235,7 +240,7 @@ def _interface(own: str, environ: Mapping[str, str]) -> dict[str, str]:
     return dict.fromkeys(wrong, used)
 
 
-def _shared(job: RankJob, environ: Mapping[str, str]) -> dict[str, Path]:
+def _shared(job: NodeRanks, environ: Mapping[str, str]) -> dict[str, Path]:
     """The folders that all nodes share: of checkpoints, and where rank 0 puts the sample index.
 
     Our own programs build that on each node which has none.
@@ -250,7 +255,7 @@ def _shared(job: RankJob, environ: Mapping[str, str]) -> dict[str, Path]:
 
 
 @contextmanager
-def _signs(job: RankJob, folders: Mapping[str, Path]) -> Iterator[dict[str, str]]:
+def _signs(job: NodeRanks, folders: Mapping[str, Path]) -> Iterator[dict[str, str]]:
     """The names of files for the others to see, which the first node writes where it can."""
     name = f".seen-by-all-{os.urandom(8).hex()}"
     paths = {} if job.node_rank else {w: path.absolute() / name for w, path in folders.items()}

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from threading import Lock, Thread
 
-from launcher.agent.ranks.job import MismatchError
+from launcher.agent.ranks.command_line import MismatchError
 from launcher.agent.ranks.rendezvous import Link, Rendezvous, ready
 
 GONE_CODE = 1

@@ -21,7 +21,7 @@ from threading import Lock, Thread
 from typing import Any
 
 from launcher.agent import allreduce, words
-from launcher.agent.ranks.job import MismatchError, free_port
+from launcher.agent.ranks.command_line import MismatchError, free_port
 from launcher.agent.ranks.rank import end_with_parent
 from launcher.agent.ranks.rendezvous import (
     MOST,

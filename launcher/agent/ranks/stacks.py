@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from launcher.agent import diverged, program
+from launcher.agent import diverged, script
 
 SIGNAL = signal.SIGUSR2
 """SIGUSR1 is what clusters announce a preemption with."""
@@ -98,7 +98,7 @@ def register(environ: dict[str, str] | os._Environ[str]) -> None:
 def main(argv: Sequence[str]) -> None:
     """Run a script, or `-m MODULE`, as `__main__` with the handlers installed."""
     register(os.environ)
-    program.run(argv)
+    script.run(argv)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from pydantic import AliasPath, BaseModel, Field, ValidationError, model_validat
 from launcher.base import files, owned
 from launcher.base.errors import BuildError, UsageError, first_fault
 from launcher.base.settings import Settings
-from launcher.images.oci.container import container_of, copy_out
+from launcher.images.oci.inspection import container_of, copy_out
 
 if TYPE_CHECKING:
     from docker import DockerClient

@@ -21,7 +21,7 @@ from launcher.base import owned
 from launcher.base.errors import BuildError
 from launcher.base.screen import KEPT, Progress
 from launcher.base.settings import settings
-from launcher.images.oci.container import find_image, remedy_if_foreign
+from launcher.images.oci.inspection import find_image, remedy_if_foreign
 from launcher.images.oci.settle import settle
 
 if TYPE_CHECKING:

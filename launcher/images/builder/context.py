@@ -16,8 +16,13 @@ from typing import IO, Any
 from launcher.base.errors import BuildError
 from launcher.images.matrix.recipe import Recipe
 from launcher.images.sources.extensions import ExtensionSource
+from launcher.images.sources.megatron_source import (
+    AS_COMMITTED,
+    MegatronSource,
+    git_environment,
+    run_git,
+)
 from launcher.images.sources.pins import StartImage
-from launcher.images.sources.source import AS_COMMITTED, MegatronSource, git_environment, run_git
 
 OWN = ("stage.py", "compilers.py", "megatron_core_training_example.py")
 AS_WRITTEN = [*AS_COMMITTED, "-c", "apply.whitespace=nowarn", "-c", "apply.ignoreWhitespace=no"]

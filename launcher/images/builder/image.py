@@ -19,16 +19,16 @@ from launcher.base.screen import Progress
 from launcher.base.settings import Settings
 from launcher.images.builder import attest, beside, builders, context, verify
 from launcher.images.engine.acquire import STANDIN_NAME
+from launcher.images.matrix.dockerfile import dockerfile
 from launcher.images.matrix.extras import suffix
-from launcher.images.matrix.load import find_row, load_lock, load_matrix, patch_files
+from launcher.images.matrix.matrix_file import find_row, load_lock, load_matrix, patch_files
 from launcher.images.matrix.recipe import Recipe, recipe
-from launcher.images.matrix.render import dockerfile
 from launcher.images.matrix.requirements import pinned_versions
 from launcher.images.matrix.schema import Row, caution
-from launcher.images.oci.container import engine_errors, find_image, layers_of, tags_of
-from launcher.images.sources import extensions, extras, fetch, pins
-from launcher.images.sources import source as sources
-from launcher.images.sources.source import MegatronSource
+from launcher.images.oci.inspection import engine_errors, find_image, layers_of, tags_of
+from launcher.images.sources import extensions, extras_lock, fetch, pins
+from launcher.images.sources import megatron_source as sources
+from launcher.images.sources.megatron_source import MegatronSource
 
 if TYPE_CHECKING:
     from docker import DockerClient
@@ -156,10 +156,10 @@ class Builds:
     def _with_extras(self, request: BuildRequest, made: Recipe, base: pins.StartImage) -> Recipe:
         """The recipe with its extras' pins: those of a lock that holds here, else resolved now."""
 
-        def look() -> extras.Ground:
+        def look() -> extras_lock.Ground:
             return ground(self._look_into_base(request, made.row, base), base, made)
 
-        return extras.settled(made, self.matrix, look, self.site, self.progress)
+        return extras_lock.settled(made, self.matrix, look, self.site, self.progress)
 
     def _start(self, request: BuildRequest) -> tuple[pins.StartImage, pins.StartImage]:
         """Base and builder of a request.
@@ -311,9 +311,9 @@ class Builds:
             self.client.api.tag(image, *name.split(":"))
 
 
-def ground(seen: verify.BuildFacts, base: pins.StartImage, made: Recipe) -> extras.Ground:
+def ground(seen: verify.BuildFacts, base: pins.StartImage, made: Recipe) -> extras_lock.Ground:
     """What a recipe's extras are put on, by what was seen in its base."""
-    return extras.ground(base.digest, seen.packages, seen.limits, seen.glibc, made)
+    return extras_lock.ground(base.digest, seen.packages, seen.limits, seen.glibc, made)
 
 
 @contextmanager

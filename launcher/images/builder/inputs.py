@@ -14,7 +14,7 @@ from launcher.images.builder import verify
 from launcher.images.builder.image import BuildRequest, ground
 from launcher.images.matrix.recipe import Recipe
 from launcher.images.matrix.schema import Matrix
-from launcher.images.sources import extensions, extras, fetch, source
+from launcher.images.sources import extensions, extras_lock, fetch, megatron_source
 from launcher.images.sources.pins import StartImage, StartImages
 
 
@@ -79,13 +79,13 @@ def _fetch(
         found = {name: images.find(name, own, recipe.platform) for name, own in chosen.items()}
     base = found.get(recipe.row.base)
     look = partial(_ground, images, base, recipe) if images and base else None
-    recipe = extras.settled(recipe, matrix, look, site, progress)
+    recipe = extras_lock.settled(recipe, matrix, look, site, progress)
     progress.step(f"{recipe.tag}: {len(recipe.wheels)} Python packages")
-    files = [extras.cached(recipe.extras_lock, recipe, site)] if recipe.extras_lock else []
+    files = [extras_lock.cached(recipe.extras_lock, recipe, site)] if recipe.extras_lock else []
     where = recipe.row.python, site, recipe.platform, recipe.glibc
     files += fetch.wheels(recipe.wheels, *where)
     progress.step(f"{recipe.tag}: Megatron {recipe.release} from {recipe.kind}")
-    megatron = source.locked(recipe, site)
+    megatron = megatron_source.locked(recipe, site)
     commits = []
     if recipe.kind == "git":
         commits.append(Commit(recipe.named.git.url, megatron.revision, megatron.at))
@@ -103,6 +103,6 @@ def _fetch(
     return FetchedInputs(recipe, tuple(files), tuple(commits), ids)
 
 
-def _ground(images: StartImages, base: StartImage, recipe: Recipe) -> extras.Ground:
+def _ground(images: StartImages, base: StartImage, recipe: Recipe) -> extras_lock.Ground:
     """What a recipe's extras are put on, by a look into its base."""
     return ground(verify.look(images.client, base.id, base.name), base, recipe)

@@ -8,12 +8,12 @@ from pathlib import Path
 
 from launcher.images.builder.context import Inputs
 from launcher.images.builder.image import labels_of
-from launcher.images.matrix.load import patch_files
+from launcher.images.matrix.dockerfile import dockerfile
 from launcher.images.matrix.locked import Lock
+from launcher.images.matrix.matrix_file import patch_files
 from launcher.images.matrix.recipe import Recipe, recipe
-from launcher.images.matrix.render import dockerfile
 from launcher.images.matrix.schema import Matrix, misfit
-from launcher.images.sources import source
+from launcher.images.sources import megatron_source
 from launcher.images.sources.extensions import ExtensionSource
 from launcher.images.sources.pins import StartImage
 
@@ -49,7 +49,7 @@ def key(made: Recipe, lock: Lock, root: Path, text: str) -> str:
         dockerfile=text,
         base=image(made.row.base),
         builder=image(made.builder),
-        source=source.by_lock(made.kind, made.release, made.locked, NOWHERE),
+        source=megatron_source.by_lock(made.kind, made.release, made.locked, NOWHERE),
         patches=tuple(patch_files(root, made.named)),
         interpreter=NOWHERE / wanted.sha256 / wanted.url.rpartition("/")[2] if wanted else None,
         extensions=tuple(

@@ -13,7 +13,7 @@ from packaging.utils import canonicalize_name
 from launcher.base.errors import BuildError
 from launcher.images.matrix.extras import PROTECTED
 from launcher.images.matrix.schema import MegatronRelease, Row, unmet
-from launcher.images.oci.container import container_of, remedy_if_foreign
+from launcher.images.oci.inspection import container_of, remedy_if_foreign
 
 if TYPE_CHECKING:
     from docker import DockerClient

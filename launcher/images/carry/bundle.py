@@ -24,17 +24,17 @@ from launcher.base.reference import parse_reference
 from launcher.base.screen import Progress
 from launcher.base.settings import Settings
 from launcher.images.builder.inputs import Commit, FetchedInputs
-from launcher.images.carry import images, load, save
+from launcher.images.carry import image_lookup, load, save
 from launcher.images.carry.check import Damage, DamagedError, damaged_files, read_list, read_listing
-from launcher.images.matrix.load import load_lock, load_matrix
+from launcher.images.matrix.matrix_file import load_lock, load_matrix
 from launcher.images.matrix.recipe import recipe
 from launcher.images.matrix.schema import AMD64, GitUrl, Package, Release, Tag
-from launcher.images.oci import layout
+from launcher.images.oci import oci_layout
 from launcher.images.oci.archive import hex_of
 from launcher.images.oci.blocks import is_whole, read_listed
-from launcher.images.oci.container import name_image
-from launcher.images.oci.layout import Digest, Listing, Reference
-from launcher.images.sources import extras, fetch, source
+from launcher.images.oci.inspection import name_image
+from launcher.images.oci.oci_layout import Digest, Listing, Reference
+from launcher.images.sources import extras_lock, fetch, megatron_source
 
 if TYPE_CHECKING:
     from docker import DockerClient
@@ -43,17 +43,17 @@ INDEX = "bundle.json"
 FOLDERS = ("sha256", "git", "images")
 PLACE = (
     r"^(sha256/[0-9a-f]{64}/\w[\w.+!-]*|git/[0-9a-f]{40}\.pack|images/[0-9a-f]{64}/"
-    rf"({layout.PLACE}|{layout.LISTING}|{layout.SUMS}))$"
+    rf"({oci_layout.PLACE}|{oci_layout.LISTING}|{oci_layout.SUMS}))$"
 )
 
 
-class BundleFile(layout.LayoutFile):
+class BundleFile(oci_layout.LayoutFile):
     """A file of the bundle."""
 
     path: Annotated[str, Field(pattern=PLACE)]
 
 
-class PackedRow(layout.StrictLayout):
+class PackedRow(oci_layout.StrictLayout):
     """A row whose inputs are in the bundle; extras: what was asked for beside its own."""
 
     tag: Tag
@@ -62,7 +62,7 @@ class PackedRow(layout.StrictLayout):
     extras: tuple[Package, ...] = ()
 
 
-class PackedCommit(layout.StrictLayout):
+class PackedCommit(oci_layout.StrictLayout):
     """A commit of the repository at `url`, as a pack without history."""
 
     url: GitUrl
@@ -73,7 +73,7 @@ class PackedCommit(layout.StrictLayout):
         return f"git/{self.commit}.pack"
 
 
-class PackedImage(layout.StrictLayout):
+class PackedImage(oci_layout.StrictLayout):
     """An image: its ID in the engine that it was saved from, and the names it gets back."""
 
     id: Digest
@@ -84,7 +84,7 @@ class PackedImage(layout.StrictLayout):
         return f"images/{hex_of(self.id)}"
 
 
-class BundleIndex(layout.FileList):
+class BundleIndex(oci_layout.FileList):
     """What is in a bundle."""
 
     format: Literal[3] = 3
@@ -129,7 +129,7 @@ def write_bundle(
         saved = []
         for id, names in sorted(named.items()):
             assert client is not None  # or there would be no images
-            image = replace(images.find(client, id), names=_with_tag(names))
+            image = replace(image_lookup.find(client, id), names=_with_tag(names))
             packed = PackedImage(id=id, names=tuple(sorted(names)))
             listing = save.save(client, image, folder / packed.path, progress)
             saved.append(packed)
@@ -146,17 +146,20 @@ def write_bundle(
             images=tuple(saved),
             files=tuple(sorted(there, key=lambda file: file.path)),
         )
-        text = layout.render(index)
+        text = oci_layout.render(index)
         save.write(folder / INDEX, text)
         _remove_others(folder, index)
     progress.close()
-    return index.size, layout.sha256(text)
+    return index.size, oci_layout.sha256(text)
 
 
 def _files_of(image: PackedImage, listing: Listing) -> list[BundleFile]:
     """The files of a saved image as the bundle lists them, with its own lists among them."""
-    lists = {layout.LISTING: layout.render(listing), layout.SUMS: layout.sums(listing)}
-    found = [(name, len(text), hex_of(layout.sha256(text))) for name, text in lists.items()]
+    lists = {
+        oci_layout.LISTING: oci_layout.render(listing),
+        oci_layout.SUMS: oci_layout.sums(listing),
+    }
+    found = [(name, len(text), hex_of(oci_layout.sha256(text))) for name, text in lists.items()]
     found += [(file.path, file.size, file.sha256) for file in listing.files]
     return [BundleFile(path=f"{image.path}/{path}", size=n, sha256=own) for path, n, own in found]
 
@@ -180,17 +183,19 @@ def _put_commit(folder: Path, one: Commit, progress: Progress) -> BundleFile:
     """Add a commit and its tree as a pack, made anew: what a server sent is another each time."""
     progress.output(one.url)
     asked = ("--objects", "--no-object-names", "--no-walk", "--end-of-options", one.commit)
-    listed = source.git(one.repository, "rev-list", *asked)
+    listed = megatron_source.git(one.repository, "rev-list", *asked)
     command = ["git", "-C", str(one.repository), "pack-objects", "--stdout", "-q", "--threads=1"]
     command += ["--no-reuse-delta", "--no-reuse-object", "--window=0", "--compression=6"]
-    env = source.git_environment()
+    env = megatron_source.git_environment()
     done = subprocess.run(command, input=listed.encode(), env=env, capture_output=True, check=False)
     if done.returncode:
         said = done.stderr.decode(errors="replace").strip()
         raise BuildError(f"{one.repository}: git can't pack {one.commit}:\n  {said}")
     path = PackedCommit(url=one.url, commit=one.commit).path
     save.write(folder / path, done.stdout)
-    return BundleFile(path=path, size=len(done.stdout), sha256=hex_of(layout.sha256(done.stdout)))
+    return BundleFile(
+        path=path, size=len(done.stdout), sha256=hex_of(oci_layout.sha256(done.stdout))
+    )
 
 
 def _with_tag(names: Iterable[str]) -> tuple[str, ...]:
@@ -230,19 +235,19 @@ def take_bundle(folder: Path, index: BundleIndex, site: Settings, progress: Prog
                 progress.output(name)
                 at = fetch.store(_copy(folder, file, scratch / name), site)
                 if name.endswith(".yaml"):
-                    extras.take(at, site)
+                    extras_lock.take(at, site)
         for commit in index.commits:  # git fetches it from a repository made of its pack
             progress.output(commit.url)
             there = Path(tempfile.mkdtemp(dir=scratch))
-            source.git(there, "init", "--bare", "--quiet")
+            megatron_source.git(there, "init", "--bare", "--quiet")
             pack = _copy(folder, index.listed[commit.path], there / "objects/pack/bundle.pack")
-            source.git(there, "index-pack", str(pack))
+            megatron_source.git(there, "index-pack", str(pack))
             (there / "shallow").write_text(f"{commit.commit}\n", encoding="ascii")
-            source.git(there, "update-ref", "refs/heads/bundle", commit.commit)
-            source.repository(commit.url, commit.commit, site, at=f"file://{there}")
+            megatron_source.git(there, "update-ref", "refs/heads/bundle", commit.commit)
+            megatron_source.repository(commit.url, commit.commit, site, at=f"file://{there}")
 
 
-def _copy(folder: Path, file: layout.LayoutFile, target: Path) -> Path:
+def _copy(folder: Path, file: oci_layout.LayoutFile, target: Path) -> Path:
     with target.open("wb") as copy:
         copy.writelines(read_listed(folder, file.path, file.size))
     return target
@@ -255,7 +260,7 @@ def load_images(folder: Path, index: BundleIndex, client: DockerClient, progress
     one of its names: that stays.
     """
     for image in index.images:
-        own = images.id_of(client, image.id)
+        own = image_lookup.id_of(client, image.id)
         if own is None:
             place = folder / image.path
             listing = read_listing(place)
@@ -267,7 +272,7 @@ def load_images(folder: Path, index: BundleIndex, client: DockerClient, progress
             own = load.load_checked(client, place, listing, progress)
         names = _with_tag(image.names)
         for name in names:
-            if (there := images.id_of(client, name)) not in (None, own):
+            if (there := image_lookup.id_of(client, name)) not in (None, own):
                 raise EngineError(
                     f"{name}: the engine has {there} under that name, and the bundle has {own}",
                     f"If that one may lose its name: docker rmi {shlex.quote(name)}",
@@ -284,8 +289,8 @@ def unmet(index: BundleIndex, site: Settings) -> list[tuple[str, str]]:
     for row in index.rows:
         try:
             here = recipe(matrix, lock, row.tag, row.megatron, row.platform, row.extras)
-            if own := extras.find_lock(here, matrix, site):
-                here = extras.with_lock(here, own)
+            if own := extras_lock.find_lock(here, matrix, site):
+                here = extras_lock.with_lock(here, own)
             lacks = ", ".join(here.lacks(hashes, commits))
         except UsageError as error:
             lacks = error.problem

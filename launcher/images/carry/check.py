@@ -14,9 +14,9 @@ from launcher.base import files
 from launcher.base.errors import LauncherError, UsageError
 from launcher.base.screen import Progress
 from launcher.images.carry.save import INCOMING
-from launcher.images.oci import layout
+from launcher.images.oci import oci_layout
 from launcher.images.oci.blocks import read_small, sha256
-from launcher.images.oci.layout import FileList, LayoutFile, Listing
+from launcher.images.oci.oci_layout import FileList, LayoutFile, Listing
 
 READERS = 4  # at once: a disk is kept busy while hashes are made
 FilesT = TypeVar("FilesT", bound=FileList)
@@ -61,7 +61,7 @@ def read_list(
     """
     listing = None
     try:
-        listing = layout.parse(read_small(folder, name, layout.LARGEST_LISTING), model)
+        listing = oci_layout.parse(read_small(folder, name, oci_layout.LARGEST_LISTING), model)
         found = "something else"
     except OSError as error:
         if not any(os.path.lexists(folder / other) for other in (name, INCOMING, *others)):
@@ -81,16 +81,16 @@ def read_list(
 
 def read_listing(folder: Path) -> Listing:
     """The list of files of a saved image. Raises as `read_list`."""
-    others = (layout.SUMS, layout.INDEX, layout.MARKER)
-    return read_list(folder, layout.LISTING, Listing, others, "`image save -o`")
+    others = (oci_layout.SUMS, oci_layout.INDEX, oci_layout.MARKER)
+    return read_list(folder, oci_layout.LISTING, Listing, others, "`image save -o`")
 
 
 def check_saved(folder: Path, progress: Progress) -> Listing:
     """The list of files of the image saved in `folder`, each checked. Raises as `read_list`."""
     listing = read_listing(folder)
-    sums = layout.sums(listing)
+    sums = oci_layout.sums(listing)
     digest = hashlib.sha256(sums).hexdigest()
-    own = LayoutFile.model_construct(path=layout.SUMS, size=len(sums), sha256=digest)
+    own = LayoutFile.model_construct(path=oci_layout.SUMS, size=len(sums), sha256=digest)
     if damages := damaged_files(folder, [*listing.files, own], progress):
         raise DamagedError(folder, damages)
     return listing

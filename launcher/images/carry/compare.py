@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from launcher.images.oci.layers import Layer, LayerEntry
+from launcher.images.oci.image_layers import Layer, LayerEntry
 
 ABSENT = "none"
 

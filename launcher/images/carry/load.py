@@ -15,21 +15,28 @@ from launcher.base.screen import Progress
 from launcher.base.settings import Settings
 from launcher.images.builder import beside
 from launcher.images.builder.verify import is_ours
-from launcher.images.carry import images
+from launcher.images.carry import image_lookup
 from launcher.images.carry.check import Damage, DamagedError, check_saved, read_listing, unreadable
-from launcher.images.carry.images import EngineImage
+from launcher.images.carry.image_lookup import EngineImage
 from launcher.images.carry.remote import OtherImageError
-from launcher.images.oci import layout, packed, saved
+from launcher.images.oci import oci_layout, packed, saved
 from launcher.images.oci.archive import archive, entry, hex_of, layer_name, load_archive
 from launcher.images.oci.blocks import BLOCK, Seen, read_listed, taken
-from launcher.images.oci.container import layers_of, name_image
-from launcher.images.oci.layout import BaseImage, Config, Descriptor, LayoutFile, Listing, Manifest
+from launcher.images.oci.inspection import layers_of, name_image
+from launcher.images.oci.oci_layout import (
+    BaseImage,
+    Config,
+    Descriptor,
+    LayoutFile,
+    Listing,
+    Manifest,
+)
 from launcher.images.oci.saved import SavedImage
 
 if TYPE_CHECKING:
     from docker import DockerClient
 
-OURS = f"{images.REPOSITORY}:"
+OURS = f"{image_lookup.REPOSITORY}:"
 """How names begin that an image is given without being asked to."""
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -99,11 +106,11 @@ def load(
     documents = {
         name: _small(folder, listing.listed[path])
         for name in beside.NAMES
-        if (path := f"{layout.DOCUMENTS}/{name}") in listing.listed
+        if (path := f"{oci_layout.DOCUMENTS}/{name}") in listing.listed
     }
     loaded = load_checked(client, folder, listing, progress, base)
     left = tuple(name for name in listing.names if name not in names)
-    moved = tuple(name for name in names if images.id_of(client, name) not in (None, loaded))
+    moved = tuple(name for name in names if image_lookup.id_of(client, name) not in (None, loaded))
     name_image(client, loaded, *names)
     return LoadedImage(loaded, names, moved, left, documents if loaded == listing.image else {})
 
@@ -144,7 +151,7 @@ def put_beside(
 
 def _base(client: DockerClient, wanted: BaseImage, listing: Listing) -> EngineImage:
     """An image with the layers that are left out. Raises EngineError where the engine has none."""
-    found = images.having(client, wanted)
+    found = image_lookup.having(client, wanted)
     if found is None and (wanted.id == listing.image or wanted.name in listing.names):
         raise EngineError(
             f"{wanted.name} was saved without the layers that it shares with other images of its "
@@ -204,8 +211,8 @@ def _blob(folder: Path, listing: Listing, digest: str) -> bytes:
 
 def _small(folder: Path, file: LayoutFile) -> bytes:
     """The bytes of a file of LARGEST at most. Raises UsageError where it is larger."""
-    if file.size > layout.LARGEST:
-        raise _no_image(folder, f"{file.path} has more than {layout.LARGEST} bytes")
+    if file.size > oci_layout.LARGEST:
+        raise _no_image(folder, f"{file.path} has more than {oci_layout.LARGEST} bytes")
     return b"".join(_read(folder, file))
 
 

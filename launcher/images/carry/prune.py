@@ -15,8 +15,8 @@ from launcher.base.settings import Settings
 from launcher.images.builder import beside
 from launcher.images.builder.image import OCI
 from launcher.images.builder.verify import ADDED, is_ours
-from launcher.images.oci.container import layers_of
-from launcher.images.sources.source import folder_of
+from launcher.images.oci.inspection import layers_of
+from launcher.images.sources.megatron_source import folder_of
 
 if TYPE_CHECKING:
     from docker import DockerClient

@@ -10,7 +10,7 @@ from launcher.base.errors import LauncherError, UsageError
 from launcher.base.reference import parse_reference
 from launcher.base.screen import Progress
 from launcher.images.oci import registry
-from launcher.images.oci.container import name_image
+from launcher.images.oci.inspection import name_image
 from launcher.images.oci.pull import follow, registry_errors
 from launcher.images.sources.pins import digest_at
 

@@ -20,11 +20,11 @@ from launcher.base.errors import EngineError, UsageError
 from launcher.base.screen import Progress
 from launcher.base.trust import require_trusted
 from launcher.base.unpack import packing
-from launcher.images.carry.images import EngineImage
-from launcher.images.oci import layout, packed, saved
+from launcher.images.carry.image_lookup import EngineImage
+from launcher.images.oci import oci_layout, packed, saved
 from launcher.images.oci.archive import hex_of
 from launcher.images.oci.blocks import BLOCK, Seen, hashed, is_whole, read_small, taken
-from launcher.images.oci.layout import BaseImage, Blob, Digest, LayoutFile, Listing, Manifest
+from launcher.images.oci.oci_layout import BaseImage, Blob, Digest, LayoutFile, Listing, Manifest
 from launcher.images.oci.saved import Member, SavedImage
 
 if TYPE_CHECKING:
@@ -33,9 +33,9 @@ if TYPE_CHECKING:
 INCOMING = "incoming"
 BEGUN, BLOB = "begun.json", "blob"
 NEW = os.O_RDWR | os.O_CREAT | os.O_TRUNC
-FOLDERS = (layout.BLOBS, layout.DOCUMENTS)
+FOLDERS = (oci_layout.BLOBS, oci_layout.DOCUMENTS)
 OURS = {
-    *(INCOMING, layout.LISTING, layout.SUMS, layout.INDEX, layout.MARKER),
+    *(INCOMING, oci_layout.LISTING, oci_layout.SUMS, oci_layout.INDEX, oci_layout.MARKER),
     *(folder.partition("/")[0] for folder in FOLDERS),
 }
 OF_SYSTEMS = {"System Volume Information", "lost+found", "$RECYCLE.BIN"}
@@ -137,7 +137,7 @@ def _begin(folder: Path, known: list[str]) -> SaveProgress:
         owned.make_folder(folder / INCOMING)
     begun = SaveProgress(names=tuple(known), blobs=begun.blobs)
     _write_begun(folder, begun)
-    owned.remove_file(folder / layout.LISTING, folder, missing_ok=True)
+    owned.remove_file(folder / oci_layout.LISTING, folder, missing_ok=True)
     return begun
 
 
@@ -153,11 +153,11 @@ def _read_begun(folder: Path) -> SaveProgress:
     know it by: there only its names are known.
     """
     with suppress(OSError, ValueError):
-        text = read_small(folder, f"{INCOMING}/{BEGUN}", layout.LARGEST_LISTING)
+        text = read_small(folder, f"{INCOMING}/{BEGUN}", oci_layout.LARGEST_LISTING)
         return SaveProgress.model_validate_json(text)
     with suppress(OSError):
-        text = read_small(folder, layout.LISTING, layout.LARGEST_LISTING)
-        if listing := layout.parse(text, Listing):
+        text = read_small(folder, oci_layout.LISTING, oci_layout.LARGEST_LISTING)
+        if listing := oci_layout.parse(text, Listing):
             names = (*listing.names, listing.image)
             return SaveProgress(names=names, blobs=_blobs(folder, listing))
     return SaveProgress()
@@ -167,7 +167,7 @@ def _blobs(folder: Path, listing: Listing) -> dict[str, Blob]:
     """The layers of a complete image, by what they are known by before they are read."""
     found = {}
     with suppress(OSError, ValueError, KeyError):
-        text = read_small(folder, layout.blob_path(listing.manifest), layout.LARGEST)
+        text = read_small(folder, oci_layout.blob_path(listing.manifest), oci_layout.LARGEST)
         for layer in Manifest.model_validate_json(text).layers:
             if file := listing.blob(layer.digest):
                 found[layer.unpacked or layer.digest] = Blob(
@@ -200,7 +200,7 @@ def write_blob(
     blob = Blob(
         digest=f"sha256:{whole.hexdigest()}",
         size=length,
-        media_type=layout.LAYER_TYPE + ("+zstd" if packing is None else packing),
+        media_type=oci_layout.LAYER_TYPE + ("+zstd" if packing is None else packing),
         unpacked=f"sha256:{content.hexdigest()}" if packing is None else None,
     )
     path = folder / blob.file.path
@@ -233,7 +233,7 @@ def _check(folder: Path, image: EngineImage, layers: list[Blob]) -> None:
     """Refuse a layer that isn't the one that the image's configuration names."""
     for diff_id, layer in zip(image.layers, layers, strict=True):
         came = layer.unpacked or layer.digest
-        if came != diff_id and (layer.unpacked or layer.media_type == layout.LAYER_TYPE):
+        if came != diff_id and (layer.unpacked or layer.media_type == oci_layout.LAYER_TYPE):
             owned.remove_file(folder / INCOMING / BEGUN, folder)  # nothing of it is to be kept
             raise EngineError(
                 f"{image.id}: the engine gave a layer with the sha256 {came}, "
@@ -253,32 +253,32 @@ def _complete(
 ) -> Listing:
     """Write what is beside the blobs, list the files, and remove what isn't listed."""
     value = read_small(folder, config.file.path, config.size)
-    manifest = layout.manifest(value, layers)
+    manifest = oci_layout.manifest(value, layers)
     made = {
-        layout.MARKER: layout.LAYOUT,
-        layout.blob_path(layout.sha256(manifest)): manifest,
-        layout.INDEX: layout.index(manifest, json.loads(value), image.names),
-        **{f"{layout.DOCUMENTS}/{name}": content for name, content in documents.items()},
+        oci_layout.MARKER: oci_layout.LAYOUT,
+        oci_layout.blob_path(oci_layout.sha256(manifest)): manifest,
+        oci_layout.INDEX: oci_layout.index(manifest, json.loads(value), image.names),
+        **{f"{oci_layout.DOCUMENTS}/{name}": content for name, content in documents.items()},
     }
     listed = {blob.file.path: blob.file for blob in carried}
     for path, content in made.items():
         write(folder / path, content)
         listed[path] = LayoutFile(
-            path=path, size=len(content), sha256=hex_of(layout.sha256(content))
+            path=path, size=len(content), sha256=hex_of(oci_layout.sha256(content))
         )
     listing = Listing(
         format=1,
         names=image.names,
         image=config.digest,
-        manifest=layout.sha256(manifest),
+        manifest=oci_layout.sha256(manifest),
         base=base,
         files=tuple(listed[path] for path in sorted(listed)),
     )
     for each in FOLDERS:
         if (folder / each).exists():
             files.sync(folder / each)
-    write(folder / layout.SUMS, layout.sums(listing))
-    write(folder / layout.LISTING, layout.render(listing))
+    write(folder / oci_layout.SUMS, oci_layout.sums(listing))
+    write(folder / oci_layout.LISTING, oci_layout.render(listing))
     for there in chain.from_iterable(folder.glob(f"{one}/*") for one in FOLDERS):
         if there.relative_to(folder).as_posix() not in listed:
             owned.remove_file(there, folder)

@@ -10,7 +10,7 @@ from launcher.base.screen import Progress
 from launcher.base.settings import Settings
 from launcher.images.engine.private import debian
 from launcher.images.oci import pull
-from launcher.images.oci.container import find_image
+from launcher.images.oci.inspection import find_image
 
 if TYPE_CHECKING:
     from docker import DockerClient

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from launcher.images.oci.container import answer_within, engine_errors
+from launcher.images.oci.inspection import answer_within, engine_errors
 
 if TYPE_CHECKING:
     from docker import DockerClient

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from launcher.base.errors import UsageError
 from launcher.images.matrix.extras import NO_EXTRAS, Extras, extras_of
-from launcher.images.matrix.load import find_release, find_row
 from launcher.images.matrix.locked import (
     ExtrasLock,
     Lock,
@@ -15,6 +14,7 @@ from launcher.images.matrix.locked import (
     LockedImage,
     LockedRelease,
 )
+from launcher.images.matrix.matrix_file import find_release, find_row
 from launcher.images.matrix.requirements import outdated, pinned_versions
 from launcher.images.matrix.schema import (
     Extension,

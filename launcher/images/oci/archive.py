@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from launcher.base.errors import EngineError
-from launcher.images.oci.container import engine_errors
-from launcher.images.oci.layout import DIGEST, compact, sha256
+from launcher.images.oci.inspection import engine_errors
+from launcher.images.oci.oci_layout import DIGEST, compact, sha256
 
 if TYPE_CHECKING:
     from docker import DockerClient

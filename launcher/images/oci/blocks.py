@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import IO
 
 from launcher.base import files
-from launcher.images.oci.layout import LayoutFile
+from launcher.images.oci.oci_layout import LayoutFile
 
 BLOCK = 1 << 16
 """Bytes that are read at once: new pages for a larger block cost more than its copy."""

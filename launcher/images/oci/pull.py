@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from launcher.base.errors import EngineError
 from launcher.base.reference import parse_reference
 from launcher.base.screen import Progress, size
-from launcher.images.oci.container import answer_within, engine_errors
+from launcher.images.oci.inspection import answer_within, engine_errors
 
 if TYPE_CHECKING:
     from docker import DockerClient

@@ -24,7 +24,7 @@ from launcher.base.deadline import within
 from launcher.base.errors import EngineError, first_fault
 from launcher.base.reference import HUB, ImageName, parse_reference
 from launcher.base.settings import settings
-from launcher.images.oci.layout import DIGEST, Descriptor, sha256
+from launcher.images.oci.oci_layout import DIGEST, Descriptor, sha256
 from launcher.images.oci.pull import PullCause, refusal
 
 if TYPE_CHECKING:

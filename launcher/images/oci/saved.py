@@ -15,8 +15,8 @@ from typing import IO, Any, cast
 from launcher.base.errors import EngineError
 from launcher.images.oci.archive import MANIFEST, hex_of
 from launcher.images.oci.blocks import BLOCK, ChunkStream
-from launcher.images.oci.container import engine_errors
-from launcher.images.oci.layout import sha256
+from launcher.images.oci.inspection import engine_errors
+from launcher.images.oci.oci_layout import sha256
 
 BLOB = re.compile(r"/layer\.tar$|^blobs/sha256/|^[0-9a-f]{64}\.(json|tar)$")
 

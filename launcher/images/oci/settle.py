@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from launcher.images.oci.archive import archive, entry, layer_name, load_archive
 from launcher.images.oci.blocks import blocks_of, sha256_of
-from launcher.images.oci.container import find_image
-from launcher.images.oci.layout import compact, sha256
+from launcher.images.oci.inspection import find_image
+from launcher.images.oci.oci_layout import compact, sha256
 
 if TYPE_CHECKING:
     from docker import DockerClient

@@ -12,7 +12,7 @@ from launcher.base.settings import Settings
 from launcher.images.matrix.locked import LockedExtension, LockedGit
 from launcher.images.matrix.recipe import Recipe
 from launcher.images.matrix.schema import Extension
-from launcher.images.sources import source
+from launcher.images.sources import megatron_source
 
 
 @dataclass(frozen=True)
@@ -44,9 +44,9 @@ class ExtensionSource:
         for path, locked in self.commits.items():
             repository, target = self.repositories[path], folder / path
             target.mkdir(parents=True, exist_ok=True)
-            source.archive(repository, locked.commit, target)
-            found = source.tree_hash(target, {} if path else links)
-            source.check_tree(repository, locked.commit, locked.tree, found)
+            megatron_source.archive(repository, locked.commit, target)
+            found = megatron_source.tree_hash(target, {} if path else links)
+            megatron_source.check_tree(repository, locked.commit, locked.tree, found)
 
     def record(self) -> dict[str, Any]:
         """extension.json: what it is made of and how, for the build stage and for the image."""
@@ -80,16 +80,16 @@ def from_git(
     if not locked.is_of(wanted):
         raise UsageError(f"{name}: matrix.lock holds another commit", "Run `make lock`.")
     repositories = {
-        path: source.repository(url, locked.submodules[path].commit, site)
+        path: megatron_source.repository(url, locked.submodules[path].commit, site)
         for path, url in wanted.submodules.items()
     }
-    repositories[""] = source.locked_repository(name, wanted.git, locked.git, site)
+    repositories[""] = megatron_source.locked_repository(name, wanted.git, locked.git, site)
     return ExtensionSource(name, wanted, locked, repositories)
 
 
 def lock(name: str, wanted: Extension, own: LockedGit, site: Settings) -> LockedExtension:
     """Lock the submodules of a locked commit. Raises BuildError for a folder that is none."""
-    links = submodules(source.repository(wanted.git.url, own.commit, site), own.commit)
+    links = submodules(megatron_source.repository(wanted.git.url, own.commit, site), own.commit)
     if missing := set(wanted.submodules) - set(links):
         raise BuildError(
             f"{name}: no submodule at {', '.join(sorted(missing))} in commit {own.commit}",
@@ -103,14 +103,16 @@ def lock(name: str, wanted: Extension, own: LockedGit, site: Settings) -> Locked
 
 def locked_git(url: str, commit: str, ref: str | None, site: Settings) -> LockedGit:
     """A commit with its tree and time, fetched into the cache where it isn't there."""
-    repository = source.repository(url, commit, site)
+    repository = megatron_source.repository(url, commit, site)
     options = ("--no-show-signature", "--format=%T %ct", "--end-of-options")
-    tree, epoch = source.git(repository, "log", "-1", *options, commit).split()
+    tree, epoch = megatron_source.git(repository, "log", "-1", *options, commit).split()
     return LockedGit(commit=commit, ref=ref, tree=tree, epoch=int(epoch))
 
 
 def submodules(repository: Path, commit: str) -> dict[str, str]:
     """The commit at each submodule of a commit, by its folder."""
-    entries = source.git(repository, "ls-tree", "-r", "-z", "--end-of-options", commit).split("\0")
+    entries = megatron_source.git(
+        repository, "ls-tree", "-r", "-z", "--end-of-options", commit
+    ).split("\0")
     found = (entry.partition("\t") for entry in entries if entry.startswith("160000 "))
     return {path: entry.split()[2] for entry, _, path in found}

@@ -32,7 +32,7 @@ from launcher.images.matrix.locked import (
 from launcher.images.matrix.requirements import outdated, pinned_versions
 from launcher.images.matrix.schema import AMD64, GitSource, Matrix
 from launcher.images.oci import registry
-from launcher.images.sources import extensions, fetch, index, source
+from launcher.images.sources import extensions, fetch, index, megatron_source
 from launcher.images.sources.uv import RequirementSet, resolve
 
 HEADER = "# Generated from matrix.yaml by `make lock`; do not edit.\n"
@@ -254,7 +254,7 @@ def _lock_git(named: GitSource, site: Settings) -> LockedGit:
     commit = named.commit
     if commit is None:
         assert named.ref is not None
-        commit = source.commit_of(named.url, named.ref, site)
+        commit = megatron_source.commit_of(named.url, named.ref, site)
     return extensions.locked_git(named.url, commit, named.ref, site)
 
 

@@ -14,7 +14,7 @@ from launcher.base.settings import Settings, settings
 from launcher.images.matrix.locked import LockedImage
 from launcher.images.matrix.schema import AMD64
 from launcher.images.oci import registry
-from launcher.images.oci.container import (
+from launcher.images.oci.inspection import (
     answer_within,
     engine_errors,
     find_image,

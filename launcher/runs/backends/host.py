@@ -16,7 +16,7 @@ from typing import ClassVar, TypeVar
 from launcher.base.errors import EngineError
 from launcher.base.names import LABEL
 from launcher.runs.plan.job import Backend, ConnectionLost, ExitStatus, Job
-from launcher.runs.records import nodes
+from launcher.runs.records import failed_nodes
 from launcher.runs.runfile.clusters import Exclude
 
 AnyJob = TypeVar("AnyJob", bound=Job)
@@ -119,7 +119,7 @@ class SchedulerQuery:
 
 def left_out(asked: Exclude) -> list[str]:
     """The nodes that `exclude: auto` leaves out, which are reported."""
-    found = nodes.left_out(asked)
+    found = failed_nodes.left_out(asked)
     for node, causes in found.items():
         told = f"{len(causes)} failures in {asked.days} days ({', '.join(sorted({*causes}))})"
         tell(f"{node} is left out: {told}")

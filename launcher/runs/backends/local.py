@@ -25,7 +25,7 @@ from launcher.base.errors import EngineError, UsageError
 from launcher.base.settings import ROOT, settings
 from launcher.runs.backends import host, keeper, shown
 from launcher.runs.plan import needs
-from launcher.runs.plan.image import ImageFacts
+from launcher.runs.plan.image_facts import ImageFacts
 from launcher.runs.plan.job import KILLED, Backend, EndCause, ExitStatus, Job, OutputPiece
 from launcher.runs.plan.plan import Plan
 from launcher.runs.plan.program import SOURCE

@@ -10,7 +10,7 @@ from launcher.agent.series import numbers
 from launcher.base.errors import PreflightError
 from launcher.base.screen import size
 from launcher.runs.backends.docker.docker_request import bytes_of_size
-from launcher.runs.checks import fit, memory, saved
+from launcher.runs.checks import checkpoint_folders, fit, memory
 from launcher.runs.checks.machine import (
     UNLIMITED,
     Dataset,
@@ -21,13 +21,13 @@ from launcher.runs.checks.machine import (
     Use,
     find_gpu,
 )
-from launcher.runs.plan.arguments import key_of
 from launcher.runs.plan.plan import Plan
 from launcher.runs.plan.program import ProgramKind, program
+from launcher.runs.plan.program_options import key_of
 from launcher.runs.plan.render import null_adds_one
 from launcher.runs.plan.resolved import Resolved
 from launcher.runs.runfile.config import RunConfig
-from launcher.runs.runfile.source import Origin
+from launcher.runs.runfile.origins import Origin
 from launcher.runs.runfile.values import Gpus
 
 FP8, BF16, TENSOR_CORES, FP16 = (8, 9), (8, 0), (7, 0), (5, 3)
@@ -122,7 +122,7 @@ def preflight(
 
         found += splits.check_splits(run, machine.datasets)
     found += _folders(run, machine)
-    return [*found, *saved.check_loaded(origin, plan, machine.load)]
+    return [*found, *checkpoint_folders.check_loaded(origin, plan, machine.load)]
 
 
 def enforce(findings: Sequence[Finding]) -> None:
@@ -380,4 +380,4 @@ def _folders(run: Resolved, machine: Machine) -> Iterator[Finding]:
             if each is not None and folder.free is not None:
                 what = f"{origin.place(folder.key)}: {size(folder.free)} free for {folder.path}"
                 done = machine.load.newest or 0 if machine.load else 0
-                yield from saved.room(what, each, folder.free, config, done)
+                yield from checkpoint_folders.room(what, each, folder.free, config, done)

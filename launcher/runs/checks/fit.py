@@ -11,7 +11,7 @@ from launcher.runs.plan import layout
 from launcher.runs.plan.render import values_of
 from launcher.runs.plan.resolved import Resolved
 from launcher.runs.runfile.config import RunConfig
-from launcher.runs.runfile.source import Override, overridden
+from launcher.runs.runfile.origins import Override, overridden
 
 MARGIN = 0.1
 """Up to this share above or below a GPU's memory an estimate warns and refuses nothing."""

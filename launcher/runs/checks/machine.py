@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from launcher.runs.plan.arguments import Value
+    from launcher.runs.plan.program_options import Value
 
 GB = 1e9
 UNLIMITED = -1

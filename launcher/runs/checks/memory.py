@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
-from launcher.runs.plan import model
-from launcher.runs.plan.arguments import Value
+from launcher.runs.plan import model_size
 from launcher.runs.plan.layout import Layout
-from launcher.runs.plan.model import ModelShape
+from launcher.runs.plan.model_size import ModelShape
+from launcher.runs.plan.program_options import Value
 from launcher.runs.plan.render import values_of
 from launcher.runs.runfile.config import RunConfig
 
@@ -30,7 +30,7 @@ WORKSPACE = 150 << 20
 
 PARTS = (3 * 792, 3 * 528, 352)
 """Rows in which GPT-2's kernels keep parts of sums, fp32: those of hidden size of each norm, and
-of each layer; those of the MLP's size of each layer (trainer/fast/kernels/layers.py)."""
+of each layer; those of the MLP's size of each layer (trainer/fast/kernels/layer_kernels.py)."""
 
 PAIR = 2
 """Replicas that keep gradients in 16 bits, and no more: trainer/fast/gradients.py."""
@@ -85,9 +85,9 @@ class MemoryEstimate:
 
 def _shape(program: str, options: Mapping[str, Value]) -> ModelShape | None:
     """The sizes of the model of a run; None where the run file doesn't give them, or has more."""
-    if program not in (model.GPT, model.UPSTREAM) or UNKNOWN & options.keys():
+    if program not in (model_size.GPT, model_size.UPSTREAM) or UNKNOWN & options.keys():
         return None
-    return model.shape(program, options)
+    return model_size.shape(program, options)
 
 
 def bytes_of_states(
@@ -107,7 +107,7 @@ def bytes_of_states(
     if _width(options) == 4:
         return 4, 4, 8 / share
     accumulated = "accumulate_allreduce_grads_in_fp32" in options
-    if "fp16" in options and program != model.GPT and not accumulated:
+    if "fp16" in options and program != model_size.GPT and not accumulated:
         return 2, 2, 16 / share  # fp32 copies of the gradients stand with the optimizer
     return 2, 4, 12 / share
 
@@ -160,7 +160,7 @@ def _needed(
     kernels &= how == "whole" and where.context == 1 and halves and like_gpt2(options, size)
     rank = _Rank(program, options, size, where, capability, how, kernels)
     width, tensor, undivided = rank.width, where.tensor, rank.undivided
-    batch = model.whole(options, "global_batch_size", micro * where.data)
+    batch = model_size.whole(options, "global_batch_size", micro * where.data)
     tokens = size.sequence * micro / where.context  # of a micro-batch, on one process
     layers, expert_layers = size.layers / where.pipeline, size.expert_layers / where.pipeline
     own, sharers = experts(options, size, where)
@@ -175,7 +175,7 @@ def _needed(
     parts_of_sums = rank.bytes_of_sums(tied=single) if kernels else 0
     left = bool(how) and tensor == 1 and "fp16" not in options  # which wasn't measured
     stages = []
-    fast = program == model.GPT and "no_fast" not in options
+    fast = program == model_size.GPT and "no_fast" not in options
     laid = fast and "use_distributed_optimizer" in options
     for first, last in [(True, True)] if where.pipeline == 1 else [(True, False), (False, True)]:
         in_flight, count = 1.0, max(1, batch // (micro * where.data))
@@ -236,7 +236,7 @@ def compiled(program: str, options: Mapping[str, Value], where: Layout) -> str:
     As trainer/fast/fast.py chooses on GPUs, with Triton. Of a single micro-batch gradients are kept
     as they were made, of several the largest: those of the words, of both their uses.
     """
-    if program != model.GPT or "no_fast" in options:
+    if program != model_size.GPT or "no_fast" in options:
         return ""
     experts = "num_experts" in options
     grouped = where.tensor == where.context == 1 and {"swiglu", "bf16"} <= options.keys()
@@ -252,8 +252,8 @@ def experts(options: Mapping[str, Value], size: ModelShape, where: Layout) -> tu
     Experts are split over tensor parallelism of their own, where that is given, in place of the
     model's (https://docs.nvidia.com/megatron-core/developer-guide/latest/api-guide/moe.html).
     """
-    tensor = model.whole(options, "expert_tensor_parallel_size", where.tensor)
-    over = model.whole(options, "expert_model_parallel_size", 1)
+    tensor = model_size.whole(options, "expert_tensor_parallel_size", where.tensor)
+    over = model_size.whole(options, "expert_model_parallel_size", 1)
     sharers = max(1, where.world // (tensor * over * where.pipeline))
     return size.experts / over * size.mlp(size.expert_ffn, tensor) if size.experts else 0.0, sharers
 
@@ -295,7 +295,7 @@ class _Rank:
         fused = "use_flash_attn" in options or backend in ("flash", "fused")
         slow = options.get("transformer_impl") == "local" or backend in ("unfused", "local")
         slow |= self.capability is not None and self.capability < FLASH
-        return slow and not (self.program == model.GPT or fused)
+        return slow and not (self.program == model_size.GPT or fused)
 
     def bytes_of_token(self) -> float:
         """Bytes that a layer keeps of a token for the way back: all of it, without recomputing."""
@@ -306,7 +306,7 @@ class _Rank:
             outside += 2 * size.hidden * width * (self.undivided - 1)
         heads, keys = size.heads * size.head, 2 * size.groups * size.head
         attention = heads + keys + heads  # queries, keys and values, context
-        if self.program == model.GPT:  # it repeats grouped keys; eager, it copies the context
+        if self.program == model_size.GPT:  # it repeats grouped keys; eager, it copies the context
             attention = (4 if self.how else 5) * heads
             if "qk_layernorm" in self.options:  # what goes into them; compiled, queries twice
                 attention += 2 * heads + keys if self.how else heads + keys // 2
@@ -360,12 +360,12 @@ class _Rank:
         inside, router = 3 if size.gated else 2, 3 * 4 * size.experts / tensor
         beside = inside * (size.shared_ffn - size.ffn) * width / tensor + router
         if grouped:
-            over = model.whole(self.options, "expert_model_parallel_size", 1)
+            over = model_size.whole(self.options, "expert_model_parallel_size", 1)
             rows = rows_of_token(size, over)
             gathered = over * size.hidden * width if over > 1 else 0
             back = rows * width * (3 * size.hidden + 4 * size.expert_ffn) + gathered
             return rows * (2 * size.expert_ffn * width + ROW) + gathered + beside, back
-        own = model.whole(self.options, "expert_tensor_parallel_size", tensor)
+        own = model_size.whole(self.options, "expert_tensor_parallel_size", tensor)
         copies = size.routed * width * (2 * size.hidden * own + inside * size.expert_ffn) / tensor
         return copies + beside, 0.0
 
@@ -375,7 +375,7 @@ def _with_recomputing(
 ) -> tuple[float, float]:
     """Bytes that `layers` layers keep, and those that full recomputing makes again at a time."""
     full = options.get("recompute_granularity") == "full"
-    again = model.whole(options, "recompute_num_layers", 1) if full else 0
+    again = model_size.whole(options, "recompute_num_layers", 1) if full else 0
     if not again:
         return layers * whole, 0.0
     if options.get("recompute_method") != "block":

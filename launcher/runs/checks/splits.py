@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 from itertools import accumulate, pairwise
 
 from launcher.runs.checks.machine import Dataset, Finding
-from launcher.runs.plan.arguments import given
 from launcher.runs.plan.program import ProgramKind
+from launcher.runs.plan.program_options import given
 from launcher.runs.plan.resolved import Resolved
 
 SPLIT = "969, 30, 1"

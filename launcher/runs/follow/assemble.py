@@ -15,9 +15,9 @@ from launcher.base.errors import EngineError, LauncherError
 from launcher.base.settings import expanded, settings
 from launcher.runs import payload
 from launcher.runs.backends import backend
-from launcher.runs.follow.files import caller
-from launcher.runs.plan import image, rules
-from launcher.runs.plan.image import ImageFacts
+from launcher.runs.follow.run_files import caller
+from launcher.runs.plan import image_facts, rules
+from launcher.runs.plan.image_facts import ImageFacts
 from launcher.runs.plan.job import Backend
 from launcher.runs.plan.mounts import Host
 from launcher.runs.plan.plan import INFINIBAND, Plan, Stamp, make_plan, rule_input
@@ -25,8 +25,8 @@ from launcher.runs.plan.program import ProgramKind, fewest, program
 from launcher.runs.plan.render import place
 from launcher.runs.plan.resolved import Resolved, resolve
 from launcher.runs.runfile.config import RunConfig
+from launcher.runs.runfile.origins import Origin, Override, RunRequest, made, overridden
 from launcher.runs.runfile.secrets import redacted
-from launcher.runs.runfile.source import Origin, Override, RunRequest, made, overridden
 from launcher.runs.runfile.values import Gpus, parse_gpus, split
 
 if TYPE_CHECKING:
@@ -175,7 +175,7 @@ def _known(asked: RunRequest, facts: ImageFacts) -> ImageFacts:
     A series that nobody has described is the one that the run file takes it for.
     """
     if asked.config.source:
-        from launcher.images.sources.source import own_version
+        from launcher.images.sources.megatron_source import own_version
 
         release = own_version(Path(asked.cwd, expanded(asked.config.source)))
         facts = replace(facts, release=release, scripts=True)
@@ -196,7 +196,7 @@ def _ask(
 ) -> tuple[ImageFacts, bool]:
     """What is known of the image, and whether its root is this user; a dry run does without."""
     try:
-        found = chosen.facts(image.reference(config.image))
+        found = chosen.facts(image_facts.reference(config.image))
         rootless = bool(caller().uid) and chosen.rootless()  # for root it makes no difference
     except EngineError:
         if not dry:
@@ -218,7 +218,7 @@ def _facts(
             )
         return replace(found, release=found.release or config.image.megatron)
     if not (dry or chosen.scheduled):
-        raise image.absent(config.image)
+        raise image_facts.absent(config.image)
     if not chosen.contained:
         return ImageFacts(config.image.megatron)
     return replace(
@@ -229,17 +229,17 @@ def _facts(
 def _built_here(config: RunConfig) -> frozenset[str] | None:
     """The packages of an image that a scheduler's machines are to have, where this one has it."""
     with suppress(LauncherError):
-        found = backend("docker").facts(image.reference(config.image))
+        found = backend("docker").facts(image_facts.reference(config.image))
         return found.packages if found else None
     return None
 
 
 def _planned(config: RunConfig, origin: Origin) -> ImageFacts:
-    from launcher.images.matrix.load import load_matrix
+    from launcher.images.matrix.matrix_file import load_matrix
 
     if config.image.name:
         return ImageFacts(config.image.megatron)
-    return image.planned(config.image, load_matrix(), origin.place)
+    return image_facts.planned(config.image, load_matrix(), origin.place)
 
 
 def counted(config: RunConfig, chosen: Backend) -> Gpus:

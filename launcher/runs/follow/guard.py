@@ -22,7 +22,7 @@ from launcher.runs.records.alarms import FLAT, MEASURES, NAN, SPIKE, Alarm, Dete
 from launcher.runs.records.ending import Ending, Outcome
 from launcher.runs.records.metrics import ALARM, REWIND, Found, TrainingStep
 from launcher.runs.runfile import config
-from launcher.runs.runfile.source import RunRequest
+from launcher.runs.runfile.origins import RunRequest
 
 END = "end"
 BACK = "rewind"

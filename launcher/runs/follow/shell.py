@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from launcher.runs.backends import backend
-from launcher.runs.follow import files
+from launcher.runs.follow import run_files
 from launcher.runs.follow.assemble import NO_PROGRAM, assemble, new_stamp
 from launcher.runs.plan.program import CHECKOUT
-from launcher.runs.runfile.source import Origin, RunRequest, made
+from launcher.runs.runfile.origins import Origin, RunRequest, made
 
 PYTHONPATH = "/opt/megatron/lib:/opt/packages/lib"
 """As images have it."""
@@ -48,6 +48,6 @@ def in_image(
     plan = replace(plan, argv=(*before, *argv), mounts=mounts)
     if not (by_payload or chosen.shares_files):
         plan = plan.without_payload()
-    files.require(plan)
-    files.prepare(plan)
+    run_files.require(plan)
+    run_files.prepare(plan)
     return subprocess.run(chosen.shell(plan), env=chosen.environment(), stdout=stdout, text=True)

@@ -141,10 +141,12 @@ def _to_its_end(
 
 def _noted(job: Job) -> ExitStatus | None:
     """How a job ended that another launcher has followed and removed, by the run's record."""
-    from launcher.runs.records import runs
+    from launcher.runs.records import recorded_runs
 
     until = time.monotonic() + NOTED_SECONDS
-    while (told := runs.ended(job.run, attempt_of(job))) is None and time.monotonic() < until:
+    while (
+        told := recorded_runs.ended(job.run, attempt_of(job))
+    ) is None and time.monotonic() < until:
         time.sleep(min(RETRY_SECONDS, 0.2))
     return told
 

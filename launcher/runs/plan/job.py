@@ -12,7 +12,7 @@ from launcher.base.errors import EngineError
 if TYPE_CHECKING:
     from docker.api import APIClient
 
-    from launcher.runs.plan.image import ImageFacts
+    from launcher.runs.plan.image_facts import ImageFacts
     from launcher.runs.plan.plan import Plan
     from launcher.runs.runfile.config import RunConfig
 

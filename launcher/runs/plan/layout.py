@@ -12,7 +12,7 @@ from math import gcd, isqrt, lcm
 from launcher.agent import series
 from launcher.base.errors import UsageError
 from launcher.runs.runfile.config import RunConfig
-from launcher.runs.runfile.source import Origin
+from launcher.runs.runfile.origins import Origin
 
 LARGEST_AUTO = 16
 """The largest micro-batch that `auto` chooses; larger ones gain little and need much memory."""

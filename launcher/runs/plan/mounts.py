@@ -13,7 +13,7 @@ from launcher.runs.payload import KEY, NONE, TARGET, Payload, entry
 from launcher.runs.plan import program
 from launcher.runs.plan.program import Program
 from launcher.runs.runfile.config import RunConfig
-from launcher.runs.runfile.source import Origin
+from launcher.runs.runfile.origins import Origin
 
 SECRETS = "/run/secrets"
 PROFILE = "profile"

@@ -13,9 +13,9 @@ from pydantic import BaseModel, ConfigDict, Field, RootModel
 from launcher.agent import series
 from launcher.base import yamlfile
 from launcher.base.errors import PreflightError
-from launcher.runs.plan.arguments import key_of
-from launcher.runs.plan.image import build_command
+from launcher.runs.plan.image_facts import build_command
 from launcher.runs.plan.program import ProgramKind
+from launcher.runs.plan.program_options import key_of
 from launcher.runs.plan.resolved import Resolved
 from launcher.runs.runfile.config import ImageRequest
 

@@ -13,13 +13,13 @@ from launcher.base.errors import Faults, UsageError
 from launcher.base.names import LABEL
 from launcher.runs.payload import KEY, PYTHON
 from launcher.runs.plan import layout, mounts, needs, program, render, rules
-from launcher.runs.plan.arguments import Value
-from launcher.runs.plan.image import reference
+from launcher.runs.plan.image_facts import reference
 from launcher.runs.plan.mounts import Host, Mount, path_of
 from launcher.runs.plan.program import ProgramKind
+from launcher.runs.plan.program_options import Value
 from launcher.runs.plan.resolved import Resolved, scripts
 from launcher.runs.runfile.config import RunConfig
-from launcher.runs.runfile.source import Origin
+from launcher.runs.runfile.origins import Origin
 from launcher.runs.runfile.values import Gpus
 
 HERE = "none: this environment"

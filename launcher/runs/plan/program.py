@@ -11,11 +11,11 @@ from pathlib import Path
 
 from launcher.agent import series
 from launcher.base.errors import Faults
-from launcher.runs.plan.arguments import table
-from launcher.runs.plan.image import ImageFacts
+from launcher.runs.plan.image_facts import ImageFacts
 from launcher.runs.plan.layout import layout, listed, neighbours
+from launcher.runs.plan.program_options import table
 from launcher.runs.runfile.config import Profile, RunConfig
-from launcher.runs.runfile.source import Origin
+from launcher.runs.runfile.origins import Origin
 
 IMAGE = "/opt/megatron"
 SOURCE = f"{IMAGE}/src"

@@ -6,15 +6,15 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from launcher.agent import compat, series
-from launcher.agent.ranks.ending import OptionError
+from launcher.agent.ranks.exit_codes import OptionError
 from launcher.base.errors import Faults, UsageError
-from launcher.runs.plan import arguments, rules
-from launcher.runs.plan.arguments import SECTIONS, THE_RUNNERS, Option, Value, own_keys
-from launcher.runs.plan.image import ImageFacts
+from launcher.runs.plan import program_options, rules
+from launcher.runs.plan.image_facts import ImageFacts
 from launcher.runs.plan.layout import Layout, micro_batch, with_precision
 from launcher.runs.plan.program import Program, ProgramKind, program
+from launcher.runs.plan.program_options import SECTIONS, THE_RUNNERS, Option, Value, own_keys
 from launcher.runs.runfile.config import Profile, RunConfig
-from launcher.runs.runfile.source import Origin
+from launcher.runs.runfile.origins import Origin
 from launcher.trainer.gpt import arguments as ours
 
 NULL_TOKENIZER = "NullTokenizer"
@@ -48,7 +48,7 @@ def options(
     extras += _profile(config.profile, kind) if config.profile else []
     if any(option.value == NULL_TOKENIZER for option in extras):
         values["data.vocab_size"] -= null_adds_one(release)
-    own = [Option(arguments.option_name(key), value, key) for key, value in values.items()]
+    own = [Option(program_options.option_name(key), value, key) for key, value in values.items()]
     passed = [
         Option(_spelled(name, release), value, f"megatron_args.{name}")
         for name, value in config.megatron_args.items()
@@ -97,7 +97,7 @@ def _spelled(name: str, release: str | None) -> str:
     if name.startswith("--"):
         return name
     wanted = "--" + name.lstrip("-").replace("_", "-")
-    there = (arguments.table().options_of(release) if release else None) or set()
+    there = (program_options.table().options_of(release) if release else None) or set()
     if wanted in there:
         return wanted
     return next((known for known in there if known.replace("_", "-") == wanted), wanted)
@@ -107,7 +107,7 @@ def placed(found: list[Option], rest: tuple[str, ...], origin: Origin) -> list[O
     """All options that the program is given, those behind `--` last, with the lines they are on."""
     return [
         *(replace(option, where=origin.place(option.where)) for option in found),
-        *arguments.given(rest),
+        *program_options.given(rest),
     ]
 
 
@@ -143,9 +143,9 @@ def check_options(
         _refuse_past_keys(found, every)
     with faults.collected():
         if started.kind is ProgramKind.OURS:
-            arguments.check_ours(given)
+            program_options.check_ours(given)
         elif facts.release:
-            arguments.check_megatron(given, facts.release, own=not upstreams_gpt)
+            program_options.check_megatron(given, facts.release, own=not upstreams_gpt)
     with faults.collected():
         if "--save-interval" in given and "--save" not in given:
             raise UsageError(
@@ -154,14 +154,14 @@ def check_options(
             )
     with faults.collected():
         if started.kind is ProgramKind.OURS:
-            if keys := [own_keys().get(name, name) for name in arguments.lacking(given)]:
+            if keys := [own_keys().get(name, name) for name in program_options.lacking(given)]:
                 raise UsageError(f"{origin.name}: the program gpt needs {', '.join(keys)}")
         elif facts.release and upstreams_gpt:
             _check_upstreams(given, facts.release, origin)
     with faults.collected():
         if started.kind is ProgramKind.OURS or facts.release:
             release = None if started.kind is ProgramKind.OURS else facts.release
-            arguments.check_values(every, release)
+            program_options.check_values(every, release)
     if started.kind is ProgramKind.UPSTREAM:
         for problem, mend in rules.broken(rules.RULES, told, facts.release, place(every, origin)):
             faults.add(problem, mend)
@@ -192,14 +192,14 @@ def check_fits(given: list[Option], told: rules.RuleInput, release: str | None) 
 def place(given: Iterable[Option], origin: Origin) -> Callable[[str], str]:
     """Where an option stands, by its plain name, or where its key would."""
     known = {option.plain: option.where for option in given}
-    return lambda name: known.get(name) or origin.place(arguments.key_of(name))
+    return lambda name: known.get(name) or origin.place(program_options.key_of(name))
 
 
 def _check_upstreams(given: Iterable[str], release: str, origin: Origin) -> None:
     """Refuse what pretrain_gpt.py would end at for want of an option."""
     faults = Faults()
     own = own_keys()
-    for one, *others in arguments.lacking_upstream(given, release):
+    for one, *others in program_options.lacking_upstream(given, release):
         instead = "".join(f" or {own[name]}" for name in others if name in own)
         where = origin.place(own[one])
         faults.add(f"{where}{instead} must be given: Megatron {release} ends without {one}")

@@ -9,13 +9,13 @@ from functools import cached_property
 from launcher.base.errors import UsageError
 from launcher.base.settings import PACKAGE
 from launcher.runs.plan import layout, mounts, program, render
-from launcher.runs.plan.arguments import Option, Value, given
-from launcher.runs.plan.image import ImageFacts
+from launcher.runs.plan.image_facts import ImageFacts
 from launcher.runs.plan.layout import BrokenRule, Layout
 from launcher.runs.plan.mounts import Host, Mount, path_of
 from launcher.runs.plan.program import Program, ProgramKind
+from launcher.runs.plan.program_options import Option, Value, given
 from launcher.runs.runfile.config import RunConfig
-from launcher.runs.runfile.source import Origin
+from launcher.runs.runfile.origins import Origin
 from launcher.runs.runfile.values import Gpus, parse_gpus
 
 MICRO_BATCH = "--micro-batch-size"

@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from math import inf, isfinite
 
 from launcher.agent import series
-from launcher.runs.plan.arguments import Value, key_of
 from launcher.runs.plan.layout import Layout
+from launcher.runs.plan.program_options import Value, key_of
 
 ELSEWHERE = ("yaml_cfg", "use_checkpoint_args")
 """With one of these, another file has some of the arguments."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from launcher.agent.checkpoints.folders import CheckpointFolder
 from launcher.agent.words import STOPPED
 from launcher.runs.plan.job import KILLED, EndCause, ExitStatus
-from launcher.runs.records import nodes, record
+from launcher.runs.records import failed_nodes, record
 
 if TYPE_CHECKING:
     from launcher.runs.explain.failures import Explanation
@@ -131,7 +131,11 @@ class Ending:
     @cached_property
     def blamed(self) -> tuple[str, str]:
         """The machine that it failed on, and the cause where that is its own; else "" of both."""
-        return nodes.blame(self.ended, self.tail) if self.outcome is Outcome.FAILED else ("", "")
+        return (
+            failed_nodes.blame(self.ended, self.tail)
+            if self.outcome is Outcome.FAILED
+            else ("", "")
+        )
 
     @property
     def clues(self) -> list[str]:

@@ -18,6 +18,7 @@ from launcher.base.errors import LauncherError
 from launcher.base.settings import expanded
 from launcher.runs.plan.plan import Plan
 from launcher.runs.records import record
+from launcher.runs.runfile.origins import RunRequest
 from launcher.runs.runfile.secrets import (
     HIDDEN,
     NAME,
@@ -26,7 +27,6 @@ from launcher.runs.runfile.secrets import (
     is_secret_option,
     redacted,
 )
-from launcher.runs.runfile.source import RunRequest
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -100,7 +100,7 @@ def _host() -> dict[str, Any]:
 def _revision(asked: RunRequest) -> str | None:
     if not asked.config.source:
         return None
-    from launcher.images.sources.source import revision
+    from launcher.images.sources.megatron_source import revision
 
     try:
         return revision(Path(asked.cwd, expanded(asked.config.source)))

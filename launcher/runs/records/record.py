@@ -23,6 +23,7 @@ from launcher.base.settings import settings
 from launcher.runs.payload import KEY
 from launcher.runs.plan.plan import Plan
 from launcher.runs.runfile.config import RunConfig
+from launcher.runs.runfile.origins import Origin, RunRequest
 from launcher.runs.runfile.secrets import (
     HIDDEN,
     has_credential,
@@ -30,7 +31,6 @@ from launcher.runs.runfile.secrets import (
     is_secret_option,
     redacted,
 )
-from launcher.runs.runfile.source import Origin, RunRequest
 
 FILE, FACTS, PLAN, BUILD = "run.json", "facts.json", "plan.json", "build.json"
 METRICS, ENDINGS, LOG = "metrics.jsonl", "endings.jsonl", "log"

@@ -10,10 +10,10 @@ from typing import Any
 
 from launcher.base.errors import UsageError
 from launcher.runs.plan import layout
-from launcher.runs.plan.arguments import plain
 from launcher.runs.plan.layout import Layout
-from launcher.runs.plan.model import PADDING
+from launcher.runs.plan.model_size import PADDING
 from launcher.runs.plan.program import SKIP, ProgramKind, program
+from launcher.runs.plan.program_options import plain
 from launcher.runs.runfile.config import RunConfig, Training
 from launcher.trainer.gpt.arguments import padded_vocabulary
 

@@ -12,8 +12,8 @@ from typing import Any
 import yaml
 
 from launcher.base import yamlfile
-from launcher.runs.plan import model
-from launcher.runs.plan.arguments import Value
+from launcher.runs.plan import model_size
+from launcher.runs.plan.program_options import Value
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ def card(name: str) -> Card | None:
 class StepWork:
     """What a step works on: `batch` sequences of a model, on `world` processes."""
 
-    model: model.ModelShape
+    model: model_size.ModelShape
     batch: int
     world: int
     precision: str = "fp32"
@@ -70,7 +70,7 @@ def step_of(plan: Mapping[str, Any], vocabulary: int | None = None) -> StepWork 
     """A kept plan's steps, None if unknown; `vocabulary` is the padded one, where a log has it."""
     options = plan.get("options") or {}  # an older launcher kept none
     world = plan["nodes"] * plan["processes_per_node"]
-    shape = model.shape(plan.get("program", ""), options, vocabulary)
+    shape = model_size.shape(plan.get("program", ""), options, vocabulary)
     if shape is None:
         return None
     try:
@@ -82,10 +82,10 @@ def step_of(plan: Mapping[str, Any], vocabulary: int | None = None) -> StepWork 
 def _batch(options: Mapping[str, Value], world: int) -> int:
     """Sequences in a step: one micro-batch on each replica where no global batch is given."""
     if "global_batch_size" in options:
-        return model.whole(options, "global_batch_size")
+        return model_size.whole(options, "global_batch_size")
     for size in ("tensor_model", "pipeline_model", "context"):
-        world //= model.whole(options, f"{size}_parallel_size", 1)
-    return model.whole(options, "micro_batch_size") * world
+        world //= model_size.whole(options, f"{size}_parallel_size", 1)
+    return model_size.whole(options, "micro_batch_size") * world
 
 
 def _precision(options: Mapping[str, Value]) -> str:

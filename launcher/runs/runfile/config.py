@@ -352,7 +352,7 @@ class Profile(Strict):
 
 
 class RunConfig(Strict):
-    """A run file; plan/schema.py describes its keys."""
+    """A run file; plan/json_schema.py describes its keys."""
 
     name: Name
     image: ImageRequest

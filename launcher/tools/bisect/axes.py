@@ -17,7 +17,7 @@ from launcher.runs.records import provenance
 from launcher.runs.runfile.secrets import HIDDEN, is_secret, is_secret_option
 from launcher.tools.bisect.checkouts import Checkout
 from launcher.tools.bisect.ends import End, RowBuild
-from launcher.tools.bisect.search import Point
+from launcher.tools.bisect.halving import Point
 
 BASE, IMAGE, PACKAGE, RELEASE, COMMIT, KEY, ARGUMENTS, FOLDER = (
     *("base", "image", "package", "release", "commit", "key", "arguments", "folder"),

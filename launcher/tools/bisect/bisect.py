@@ -18,17 +18,17 @@ from launcher.base import files
 from launcher.base.errors import LauncherError, UsageError
 from launcher.base.screen import Progress, duration
 from launcher.base.settings import settings
-from launcher.images.matrix.load import load_matrix
+from launcher.images.matrix.matrix_file import load_matrix
 from launcher.runs.backends import backend
 from launcher.runs.records import owner, record
-from launcher.runs.runfile.source import Override
-from launcher.tools.bisect import axes, checkouts, ends, search
+from launcher.runs.runfile.origins import Override
+from launcher.tools.bisect import axes, checkouts, ends, halving
 from launcher.tools.bisect.axes import COMMIT, RELEASE, Axis, Differences
 from launcher.tools.bisect.checkouts import Checkout
 from launcher.tools.bisect.ends import End
+from launcher.tools.bisect.halving import EndsAlikeError, Point, SearchResult, Verdict
 from launcher.tools.bisect.judge import Judge, TrialOutcome
 from launcher.tools.bisect.kept import REQUEST
-from launcher.tools.bisect.search import EndsAlikeError, Point, SearchResult, Verdict
 from launcher.tools.bisect.trial import ShortRun, Trial
 
 HERE = ("docker", "local")
@@ -88,7 +88,7 @@ class Bisect:
             try:
                 if self.judge.compares:
                     self.ask((0,) * len(end))
-                return search.find(end, self.ask)
+                return halving.find(end, self.ask)
             except EndsAlikeError as error:
                 raise self._alike(error) from error
 

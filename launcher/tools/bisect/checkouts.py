@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.base.errors import BuildError, UsageError
-from launcher.images.sources import source
+from launcher.images.sources import megatron_source
 
 EDITED = "+edited"
 SHORT = 10
@@ -29,14 +29,14 @@ class Checkout:
         if not self.commit:
             return str(self)
         shown = ["show", "--no-patch", "--format=%h %as %an: %s", "--abbrev=10", self.commit]
-        return source.git(self.folder, *shown, "--").strip()
+        return megatron_source.git(self.folder, *shown, "--").strip()
 
     def write(self, folder: Path) -> Path:
         """The files, in `folder` or, as it stands, where they are. Raises BuildError."""
         if not self.commit:
             return self.folder
         folder.mkdir()
-        source.archive(self.folder, self.commit, folder)
+        megatron_source.archive(self.folder, self.commit, folder)
         return folder
 
 
@@ -46,10 +46,10 @@ def checkout(folder: Path, revision: str = "") -> Checkout:
     Raises UsageError where there is no such revision.
     """
     if not revision:
-        now = source.revision(folder) if folder.is_dir() else "unversioned"
+        now = megatron_source.revision(folder) if folder.is_dir() else "unversioned"
         return Checkout(folder, "" if now.endswith(EDITED) or now == "unversioned" else now)
     asked = ["rev-parse", "--verify", "--quiet", "--end-of-options", f"{revision}^{{commit}}"]
-    done = source.run_git(*asked, at=folder) if folder.is_dir() else None
+    done = megatron_source.run_git(*asked, at=folder) if folder.is_dir() else None
     if done is None or done.returncode:
         raise UsageError(f"{folder}: there is no commit {revision} in this folder's repository")
     return Checkout(folder, done.stdout.strip())
@@ -66,7 +66,9 @@ def between(good: Checkout, bad: Checkout) -> tuple[list[Checkout], str]:
         return [good, bad], ""
     if not (good.commit and last):
         return [good, bad], "the checkout as it stands is no commit"
-    if source.run_git("cat-file", "-e", f"{good.commit}^{{commit}}", at=bad.folder).returncode:
+    if megatron_source.run_git(
+        "cat-file", "-e", f"{good.commit}^{{commit}}", at=bad.folder
+    ).returncode:
         return [good, bad], f"{bad.folder} has no commit {good}"
     found = [good.commit, *_branch(bad.folder, good.commit, last)]
     if found[-1] != last:  # BAD is the older one
@@ -77,11 +79,11 @@ def between(good: Checkout, bad: Checkout) -> tuple[list[Checkout], str]:
 
 def _branch(folder: Path, first: str, last: str) -> list[str]:
     """The commits after `first` on the way to `last`, oldest first; none where there is none."""
-    found = source.git(
+    found = megatron_source.git(
         folder, "rev-list", "--reverse", "--first-parent", f"{first}..{last}"
     ).split()
     parent = (
-        source.run_git("rev-parse", "--verify", "--quiet", f"{found[0]}^1", at=folder)
+        megatron_source.run_git("rev-parse", "--verify", "--quiet", f"{found[0]}^1", at=folder)
         if found
         else None
     )
@@ -92,6 +94,10 @@ def _branch(folder: Path, first: str, last: str) -> list[str]:
 def _head(folder: Path) -> str:
     """The commit of a checkout with edits; "" of a folder without git."""
     try:
-        return source.revision(folder).removesuffix(EDITED) if (folder / ".git").exists() else ""
+        return (
+            megatron_source.revision(folder).removesuffix(EDITED)
+            if (folder / ".git").exists()
+            else ""
+        )
     except BuildError:
         return ""

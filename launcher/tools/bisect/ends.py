@@ -11,12 +11,12 @@ from typing import Any
 from launcher.base.errors import UsageError
 from launcher.base.names import LABEL
 from launcher.base.settings import expanded, settings
-from launcher.images.matrix.load import find_row, load_matrix
+from launcher.images.matrix.matrix_file import find_row, load_matrix
 from launcher.images.matrix.schema import Matrix
 from launcher.runs.records import record
-from launcher.runs.runfile import source
+from launcher.runs.runfile import origins
 from launcher.runs.runfile.config import ImageRequest, RunConfig
-from launcher.runs.runfile.source import Override
+from launcher.runs.runfile.origins import Override
 from launcher.tools.bisect import checkouts
 from launcher.tools.bisect.checkouts import EDITED, Checkout
 
@@ -81,7 +81,7 @@ def _find(text: str, run_file: str, sets: list[Override], matrix: Matrix) -> End
     kept = _record(text)
     if kept:
         return _of_run(kept, sets, matrix)
-    if (source.PRESETS / f"{text.removesuffix('.yaml')}.yaml").is_file() and "/" not in text:
+    if (origins.PRESETS / f"{text.removesuffix('.yaml')}.yaml").is_file() and "/" not in text:
         return _of_file(text, sets, matrix)
     if ":" in text.rpartition("/")[2]:
         return _of_image({"name": text}, run_file, sets, matrix)
@@ -96,21 +96,21 @@ def _record(text: str) -> record.Record | None:
 
 
 def _of_file(text: str, sets: list[Override], matrix: Matrix) -> End:
-    config, _ = source.load(text, sets)
+    config, _ = origins.load(text, sets)
     return End(text, config, os.getcwd(), build=_build(config.image, matrix))
 
 
 def _of_image(
     image: dict[str, str], run_file: str, sets: list[Override], matrix: Matrix
 ) -> End | None:
-    config, _ = source.load(run_file or PRESET, [Override("the image", {"image": image}), *sets])
+    config, _ = origins.load(run_file or PRESET, [Override("the image", {"image": image}), *sets])
     return End("", config, os.getcwd(), build=_build(config.image, matrix))
 
 
 def _of_run(kept: record.Record, sets: list[Override], matrix: Matrix) -> End:
     asked = kept.asked()
     record.check_secrets(kept, asked.config, os.environ)
-    config = source.overridden(asked.config, sets)
+    config = origins.overridden(asked.config, sets)
     facts = record.read(kept.run, record.FACTS) or {}
     labels = facts.get("image", {}).get("labels") or {}
     build = _labelled(labels) if labels else _build(config.image, matrix)
@@ -124,7 +124,7 @@ def _build(image: ImageRequest, matrix: Matrix) -> RowBuild | None:
         return RowBuild(image.tag, release, tuple(image.extras))
     from launcher.base.errors import EngineError
     from launcher.images.engine.connect import connect
-    from launcher.images.oci.container import find_image
+    from launcher.images.oci.inspection import find_image
 
     try:
         held = find_image(connect(), image.name or "") or {}

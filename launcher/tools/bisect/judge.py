@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from launcher.tools.bisect.search import Verdict
+from launcher.tools.bisect.halving import Verdict
 
 SKIP = 125
 """The exit code by which a command says that a run can't be judged, as for `git bisect run`."""

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from launcher.base import files
 from launcher.base.settings import settings
-from launcher.runs.records.runs import RUNNING, RunSummary
+from launcher.runs.records.recorded_runs import RUNNING, RunSummary
 
 FINISHED, NAME = "finished", re.compile(r"bisect-[0-9a-f]{12}")
 REQUEST = "bisect.json"

@@ -23,9 +23,9 @@ from launcher.base.settings import ROOT, settings
 from launcher.runs.explain import failures
 from launcher.runs.plan.program import ProgramKind, program
 from launcher.runs.records import plot, record, repeat
-from launcher.runs.runfile import source
+from launcher.runs.runfile import origins
 from launcher.runs.runfile.config import RunConfig
-from launcher.runs.runfile.source import Override
+from launcher.runs.runfile.origins import Override
 from launcher.tools.bisect.axes import Candidate
 from launcher.tools.bisect.built import build
 from launcher.tools.bisect.judge import TrialOutcome
@@ -90,13 +90,13 @@ class ShortRun:
         Raises LauncherError where it can't be made.
         """
         own: dict[str, Any] = {"name": f"bisect-{number}", "image": {**candidate.image}}
-        config = source.made({**candidate.config, **own}, "these keys")
+        config = origins.made({**candidate.config, **own}, "these keys")
         if candidate.checkout:
             own["source"] = str(candidate.checkout.write(scratch / "source"))
         if candidate.build:
             name = build(candidate.build, candidate.packages, self.progress)
             own["image"] = {"name": name, "python": config.image.python}
-        config = source.overridden(config, [Override("bisect", own)])
+        config = origins.overridden(config, [Override("bisect", own)])
         return shortened(config, self.steps, candidate.cwd, scratch)
 
     def _run(
@@ -156,7 +156,7 @@ def shortened(config: RunConfig, steps: int, cwd: str, scratch: Path) -> RunConf
     if program(config.program).kind is not ProgramKind.SCRIPT:
         keys |= {"megatron_args.exit_interval": steps, "logging.log_interval": 1}
         keys |= {} if config.training.seed is not None else {"training.seed": repeat.SEED}
-    return source.overridden(config, [Override("bisect", keys)])
+    return origins.overridden(config, [Override("bisect", keys)])
 
 
 def finished(

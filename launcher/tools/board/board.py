@@ -14,7 +14,7 @@ from launcher.base.errors import UsageError
 from launcher.base.screen import printable
 from launcher.base.settings import settings
 from launcher.runs.follow import find
-from launcher.runs.records import runs
+from launcher.runs.records import recorded_runs
 from launcher.tools.board.cards import Cards
 from launcher.tools.pages import page
 
@@ -26,7 +26,9 @@ MARK = f'<meta name="generator" content="{page.GENERATOR}">'.encode()
 """What a page of ours has in its head; no other file is replaced by one."""
 
 
-def data(cards: Cards, base: str, refresh: int = 0, wanted: runs.Filter | None = None) -> bytes:
+def data(
+    cards: Cards, base: str, refresh: int = 0, wanted: recorded_runs.Filter | None = None
+) -> bytes:
     """The wanted runs, and what the page says of them together, as JSON that may stand in HTML.
 
     `base` is the address below which each record's files are found; the page asks again each
@@ -43,7 +45,7 @@ def data(cards: Cards, base: str, refresh: int = 0, wanted: runs.Filter | None =
         },
         "written": datetime.now(timezone.utc).isoformat(timespec="seconds"),
     }
-    found = cards.read(runs.living(job for _, job in jobs), wanted)
+    found = cards.read(recorded_runs.living(job for _, job in jobs), wanted)
     whole = to_json(about)[:-1] + b',"runs":' + found + b"}"
     return whole.replace(b"<", b"\\u003c")  # so that no text in it ends the page's script
 
@@ -60,7 +62,7 @@ def as_html(found: bytes, *, live: bool = False) -> str:
     return page.render(PARTS, TITLE, {}, fetches=live, live=live, data=shown)
 
 
-def write(path: Path, wanted: runs.Filter | None = None) -> None:
+def write(path: Path, wanted: recorded_runs.Filter | None = None) -> None:
     """Write the page of the wanted runs to a file, or over one of ours.
 
     Raises UsageError for a file that is somebody else's, or can't be written.

@@ -15,10 +15,10 @@ from launcher.agent.words import REPORTS
 from launcher.base.names import LABEL
 from launcher.base.screen import printable
 from launcher.base.settings import settings
-from launcher.runs.plan import model
-from launcher.runs.plan.arguments import Value
+from launcher.runs.plan import model_size
 from launcher.runs.plan.mounts import PROFILE
-from launcher.runs.records import plot, record, runs
+from launcher.runs.plan.program_options import Value
+from launcher.runs.records import plot, record, recorded_runs
 from launcher.runs.records.metrics import ALARM
 from launcher.tools.forecast.receipt import Receipts
 
@@ -72,7 +72,7 @@ class Cards:
         self._kept: dict[str, tuple[object, bytes]] = {}
         self.receipts = Receipts()
 
-    def read(self, alive: Mapping[str, str], wanted: runs.Filter | None = None) -> bytes:
+    def read(self, alive: Mapping[str, str], wanted: recorded_runs.Filter | None = None) -> bytes:
         """The wanted runs as a JSON array; all of them without `wanted`.
 
         `alive` has the states of the runs that go on, by their ids.
@@ -99,7 +99,9 @@ def _stamps(folder: str) -> Iterator[tuple[int, int] | None]:
             yield None
 
 
-def _text(run: str, folder: str, alive: Mapping[str, str], wanted: runs.Filter | None) -> bytes:
+def _text(
+    run: str, folder: str, alive: Mapping[str, str], wanted: recorded_runs.Filter | None
+) -> bytes:
     """The card of a run as JSON; b"" without a readable record, or if the run isn't wanted."""
     kept = record.load(run, f"{folder}/{record.FILE}")
     if not kept:
@@ -108,14 +110,19 @@ def _text(run: str, folder: str, alive: Mapping[str, str], wanted: runs.Filter |
         card = _card(kept, folder, alive, wanted)
     except FOREIGN as error:
         why = f"its record can't be read: {type(error).__name__}: {error}"
-        card = {"run": run, "name": kept.name, "created": kept.created, "state": runs.UNKNOWN}
+        card = {
+            "run": run,
+            "name": kept.name,
+            "created": kept.created,
+            "state": recorded_runs.UNKNOWN,
+        }
         card["why"] = [why]
     known = {name: _safe(value) for name, value in card.items() if value not in NOTHING}
     return to_json(known, inf_nan_mode="null") if card else b""
 
 
 def _card(
-    kept: record.Record, folder: str, alive: Mapping[str, str], wanted: runs.Filter | None
+    kept: record.Record, folder: str, alive: Mapping[str, str], wanted: recorded_runs.Filter | None
 ) -> dict[str, Any]:
     """What the page shows of a run; {} if it isn't wanted."""
     found = [*record.read_lines(f"{folder}/{record.METRICS}")]
@@ -124,7 +131,7 @@ def _card(
     last = steps[-1] if steps else {}
     plan = record.read_file(f"{folder}/{record.PLAN}")
     image = plan.get("image", "").removeprefix("none: ") if plan else ""
-    summary = runs.summary(kept, folder, alive, last, image)
+    summary = recorded_runs.summary(kept, folder, alive, last, image)
     if wanted and not wanted.takes(summary):
         return {}
     shown = {
@@ -166,7 +173,7 @@ def _sizes(plan: Mapping[str, Any] | None) -> dict[str, Any]:
     sizes = {name: _size(options, option) for name, option in PARALLEL.items()}
     replica = sizes["TP"] * sizes["PP"] * sizes["CP"]
     sizes["DP"] = world // replica
-    shape = model.shape(plan["program"], options)
+    shape = model_size.shape(plan["program"], options)
     return {
         "model": f"{count(shape.parameters)} · {shape.layers} × {shape.hidden}"
         if shape
@@ -182,7 +189,7 @@ def _sizes(plan: Mapping[str, Any] | None) -> dict[str, Any]:
 
 def _size(options: Mapping[str, Value], name: str, default: int = 1) -> int:
     try:
-        return model.whole(options, name, default)
+        return model_size.whole(options, name, default)
     except (TypeError, ValueError):
         return default
 

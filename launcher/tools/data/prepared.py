@@ -17,7 +17,7 @@ from launcher.tools.data import contents, sources, tokenize, tokenizers
 from launcher.tools.data.faults import DataError
 from launcher.tools.data.ledger import JobState, Leniency, Report
 from launcher.tools.data.sources import InputPart, ReadingOptions
-from launcher.tools.data.tokenize import TokenizeJob
+from launcher.tools.data.tokenize import TokenizeTask
 from launcher.tools.data.tokenizers import TokenizerChoice
 
 VERSION = 4
@@ -35,7 +35,7 @@ STRICT = Leniency(
 class PreparedText:
     """Texts as data files, which may not be there yet; `vocab_size` is the tokenizer's."""
 
-    job: TokenizeJob
+    job: TokenizeTask
     vocab_size: int
 
     @property
@@ -99,14 +99,14 @@ def prepared(
     names = tuple(source.name for source in found)
     if pipes := [name for name in names if not Path(name).is_file()]:
         raise UsageError(f"{pipes[0]}: not a file, and the text of a run is read twice")
-    job = TokenizeJob(
+    job = TokenizeTask(
         names, folder, reading, tokenizer, append_eod=True, workers=workers, leniency=STRICT
     )
     loaded = tokenizers.load_tokenizer(tokenizer)
     return PreparedText(replace(job, prefix=folder / _key(found, job, loaded.end)), loaded.size)
 
 
-def _key(found: Sequence[InputPart], job: TokenizeJob, end: int | None) -> str:
+def _key(found: Sequence[InputPart], job: TokenizeTask, end: int | None) -> str:
     """The name for what becomes of these texts; a file's endings say how it is read."""
     said = {
         "version": VERSION,

@@ -32,7 +32,7 @@ KINDS = {2: np.dtype("<u2"), 4: np.dtype("<i4")}
 
 
 @dataclass(frozen=True)
-class TokenizeJob:
+class TokenizeTask:
     """What is asked for.
 
     prefix: of the outputs, which are PREFIX_KEY_document.bin and .idx for each key
@@ -61,12 +61,12 @@ class Columns(NamedTuple):
     counts: NDArray[np.int32]
 
 
-def outputs(job: TokenizeJob) -> list[Path]:
+def outputs(job: TokenizeTask) -> list[Path]:
     """The prefixes of what a job writes, in the order of its keys; the names are upstream's."""
     return [Path(f"{job.prefix}_{key}_document") for key in job.reading.keys]
 
 
-def run(job: TokenizeJob, report: Report, check: Report = lambda done: None) -> JobState:
+def run(job: TokenizeTask, report: Report, check: Report = lambda done: None) -> JobState:
     """Tokenize, reporting after each block; the outputs appear when all of it is written.
 
     `check` is called before they do, and keeps them away by what it raises.
@@ -95,7 +95,7 @@ def run(job: TokenizeJob, report: Report, check: Report = lambda done: None) -> 
     return done
 
 
-def _made(job: TokenizeJob, vocab_size: int) -> dict[str, Any]:
+def _made(job: TokenizeTask, vocab_size: int) -> dict[str, Any]:
     """The warning: the release's rule makes other tokens of the same vocabulary."""
     chosen = {key: value for key, value in asdict(job.tokenizer).items() if value is not None}
     chosen["rule"] = asdict(tokenizers.rule(job.tokenizer))
@@ -114,7 +114,7 @@ def _whole(path: Path) -> str:
 
 
 def _write(
-    job: TokenizeJob,
+    job: TokenizeTask,
     found: Sequence[sources.InputPart],
     tokenizer: Tokenizer,
     written: Sequence[IndexedOutput],
@@ -141,7 +141,7 @@ def _write(
 
 
 def _encode(
-    job: TokenizeJob, tokenizer: Tokenizer, block: Block
+    job: TokenizeTask, tokenizer: Tokenizer, block: Block
 ) -> tuple[list[Columns], records.Documents]:
     """In a worker: a block's documents of each key as they are written, and all but their texts."""
     read = partial(records.documents, block, job.reading.keys, job.leniency.limit)

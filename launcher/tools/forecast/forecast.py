@@ -11,10 +11,10 @@ from statistics import median
 from launcher.base.settings import settings
 from launcher.runs.checks import memory
 from launcher.runs.records import throughput
-from launcher.tools.forecast import facts, site, timing
-from launcher.tools.forecast.facts import RunFact
+from launcher.tools.forecast import site, timing, usage
 from launcher.tools.forecast.site import Range, StepTime
 from launcher.tools.forecast.timing import GpuRates
+from launcher.tools.forecast.usage import RunFact
 from launcher.tools.forecast.work import Work
 
 PASS = 1 / 3
@@ -180,7 +180,7 @@ def _saving(work: Work, size: int, known: Sequence[RunFact]) -> Range | None:
     for one in known:
         bytes_of = memory.bytes_of_checkpoint(one.work.program, one.work.options, one.work.where)
         if one.saves and bytes_of and one.whole:
-            each = one.seconds[facts.SAVES] / one.saves
+            each = one.seconds[usage.SAVES] / one.saves
             same += [each] if one.work.key == work.key else []
             times += [each, each * size / bytes_of]
     times = same or times
@@ -196,7 +196,7 @@ def _hours(work: Work, step: StepTime, saving: Range | None, known: Sequence[Run
     seconds = Range(pace, min(pace, step.least), max(pace, step.most)).times(steps / 1000)
     if same and any(one.evaluations for one in same):
         found = [
-            one.seconds[facts.EVALUATIONS] / one.evaluations for one in same if one.evaluations
+            one.seconds[usage.EVALUATIONS] / one.evaluations for one in same if one.evaluations
         ]
         each = Range(median(found), min(found), max(found))
     else:
@@ -207,7 +207,7 @@ def _hours(work: Work, step: StepTime, saving: Range | None, known: Sequence[Run
     every = work.number("save_interval")
     saves = (steps - 1) // every if every and same else work.saves
     seconds += saving.times(saves) if saving else NOTHING
-    for part in (facts.START, facts.WARM_UP, facts.END):
+    for part in (usage.START, usage.WARM_UP, usage.END):
         found = [one.seconds[part] for one in same or known]
         seconds += Range(median(found), min(found), max(found)) if found else NOTHING
     return seconds.times(1 / 3600)

@@ -10,14 +10,14 @@ from math import inf, log2
 from launcher.runs.checks.fit import MARGIN, MOST_TENSOR, smallest
 from launcher.runs.checks.machine import Gpu
 from launcher.runs.plan import layout
-from launcher.runs.plan.model import PADDING
+from launcher.runs.plan.model_size import PADDING
 from launcher.runs.plan.render import values_of
 from launcher.runs.plan.resolved import Resolved
 from launcher.runs.runfile.config import RunConfig
-from launcher.runs.runfile.source import Override, overridden
+from launcher.runs.runfile.origins import Override, overridden
 from launcher.tools.forecast import site
-from launcher.tools.forecast.facts import RunFact
 from launcher.tools.forecast.forecast import Hardware, OtherLayout
+from launcher.tools.forecast.usage import RunFact
 from launcher.tools.forecast.work import Work, of_resolved
 
 MOST_TRIED, SHOWN = 24, 2

@@ -11,9 +11,9 @@ from typing import Any
 
 from launcher.base.screen import printable
 from launcher.runs.checks.machine import GB
-from launcher.tools.forecast import ask, facts, site, text
-from launcher.tools.forecast.facts import RunFact
+from launcher.tools.forecast import estimates, forecast_text, site, usage
 from launcher.tools.forecast.forecast import Forecast, price
+from launcher.tools.forecast.usage import RunFact
 
 NEWEST = 100
 """Runs whose receipts the page of runs has."""
@@ -49,9 +49,9 @@ class Receipt:
 
 def of_run(run: str) -> Receipt | None:
     """The receipt of a run; None where its record doesn't say what it took."""
-    if fact := facts.of_run(run):
-        with suppress(*facts.FOREIGN):
-            return Receipt(fact, ask.of_record(run, fact))
+    if fact := usage.of_run(run):
+        with suppress(*usage.FOREIGN):
+            return Receipt(fact, estimates.of_record(run, fact))
     return None
 
 
@@ -68,7 +68,7 @@ class Receipts:
         for run, when, size in islice(site.newest(), NEWEST):
             kept = before.get(run)
             if not kept or kept[0] != (when, size):
-                took = facts.of_run(run) if size <= LARGEST else None
+                took = usage.of_run(run) if size <= LARGEST else None
                 kept = (when, size), took
             self._facts[run] = kept
         known = [fact for _, fact in self._facts.values() if fact]
@@ -79,8 +79,8 @@ class Receipts:
             if (made := was.get(fact.run)) and made[0] == stamp:
                 self._lines[fact.run] = made
                 continue
-            with suppress(*facts.FOREIGN):
-                found = Receipt(fact, ask.of_record(fact.run, fact, earlier))
+            with suppress(*usage.FOREIGN):
+                found = Receipt(fact, estimates.of_record(fact.run, fact, earlier))
                 self._lines[fact.run] = stamp, [*lines(found)]
         return {run: text for run, (_, text) in self._lines.items()}
 
@@ -92,28 +92,36 @@ def lines(found: Receipt) -> Iterator[str]:
     world, kind = fact.work.where.world, ("GPU", "s") if found.gpus else ("process", "es")
     yield f"run {fact.run}: {world} {kind[0]}{kind[1] * (world > 1)}, {on}"
     step = expected.step
-    foreseen = text.span(step.range, partial(text.ms, like=step.ms)) if step else "not known"
-    yield _row("step", text.ms(fact.ms), foreseen, step.ms / fact.ms if step else None)
+    foreseen = (
+        forecast_text.span(step.range, partial(forecast_text.ms, like=step.ms))
+        if step
+        else "not known"
+    )
+    yield _row("step", forecast_text.ms(fact.ms), foreseen, step.ms / fact.ms if step else None)
     if fact.allocated and expected.memory:
         total = expected.memory.total - expected.memory.overhead
         taken, foreseen = f"{fact.allocated / GB:.1f} GB", f"{total / GB:.1f} GB, CUDA's own aside"
         yield _row("memory", taken, foreseen, total / fact.allocated)
     hours, done = expected.hours, fact.iterations / (fact.work.steps or fact.iterations or 1)
-    taken = text.duration(fact.total / 3600)
+    taken = forecast_text.duration(fact.total / 3600)
     if hours and done >= 1:
         ratio = 3600 * hours.value / fact.total
-        foreseen = text.span(hours, partial(text.duration, like=hours.value))
+        foreseen = forecast_text.span(hours, partial(forecast_text.duration, like=hours.value))
         yield _row("time", taken, foreseen, ratio)
     else:
-        why = f"of the whole {text.span(hours, text.duration)}" if hours else "not known"
+        why = (
+            f"of the whole {forecast_text.span(hours, forecast_text.duration)}"
+            if hours
+            else "not known"
+        )
         yield _row("time", f"{taken}, {done:.0%} of its steps".replace("%", " %"), why, None)
-    yield f"  {fact.iterations} steps, {text.count(fact.tokens)} tokens" + _spent(found)
+    yield f"  {fact.iterations} steps, {forecast_text.count(fact.tokens)} tokens" + _spent(found)
     for name, seconds in found.parts.items():
-        meaning = f": {facts.MEANING[name]}" if name in facts.MEANING else ""
+        meaning = f": {usage.MEANING[name]}" if name in usage.MEANING else ""
         share = f"{seconds / fact.total:.1%}".replace("%", " %")
-        counted = {facts.SAVES: fact.saves, facts.EVALUATIONS: fact.evaluations}.get(name)
+        counted = {usage.SAVES: fact.saves, usage.EVALUATIONS: fact.evaluations}.get(name)
         times = f", {counted} of {seconds / counted:.3g} s" if counted else ""
-        yield f"  {name:<14}{text.duration(seconds / 3600):>10} {share:>8}{times}{meaning}"
+        yield f"  {name:<14}{forecast_text.duration(seconds / 3600):>10} {share:>8}{times}{meaning}"
     if not fact.knows_data:
         yield "  waiting for data isn't known apart: the log doesn't say it"
     if step:
@@ -160,5 +168,5 @@ def as_json(found: Receipt) -> dict[str, Any]:
         "gpu_hours": hours if found.gpus else None,
         "cost": hours * each if each else None,
         "joules": fact.joules,
-        "forecast": text.as_json(found.forecast),
+        "forecast": forecast_text.as_json(found.forecast),
     }

@@ -12,9 +12,9 @@ from statistics import median
 
 from launcher.base.settings import settings
 from launcher.runs.records import record, throughput
-from launcher.tools.forecast import facts, timing
-from launcher.tools.forecast.facts import RunFact
+from launcher.tools.forecast import timing, usage
 from launcher.tools.forecast.timing import GpuRates, StepCost
+from launcher.tools.forecast.usage import RunFact
 from launcher.tools.forecast.work import ALIKE as FIRST
 from launcher.tools.forecast.work import Work
 
@@ -106,7 +106,7 @@ def read() -> Iterator[RunFact]:
         left -= min(size, LARGE)
         if left < 0:
             return
-        if took := facts.of_run(run, LARGE if size > LARGE else 0):
+        if took := usage.of_run(run, LARGE if size > LARGE else 0):
             yield took
 
 

@@ -16,7 +16,7 @@ from math import comb
 from types import MappingProxyType
 
 from launcher.runs.checks import memory
-from launcher.runs.plan import model
+from launcher.runs.plan import model_size
 from launcher.runs.records import throughput
 from launcher.tools.forecast.work import ALIKE, Work
 
@@ -270,7 +270,7 @@ def starts(work: Work) -> str:
     options, where = work.options, work.where
     if work.on_cpu:
         return "cpu"
-    if work.program != model.GPT:
+    if work.program != model_size.GPT:
         return "upstream"
     how = memory.compiled(work.program, options, where)
     if not how:
@@ -284,7 +284,7 @@ def starts(work: Work) -> str:
 
 def _communication(
     work: Work,
-    size: model.ModelShape,
+    size: model_size.ModelShape,
     needed: memory.MemoryEstimate,
     card: GpuRates,
     alone: StepCost,
@@ -335,7 +335,7 @@ def _communication(
 
 
 def _of_replicas(
-    work: Work, size: model.ModelShape, needed: memory.MemoryEstimate, rate: float, busy: float
+    work: Work, size: model_size.ModelShape, needed: memory.MemoryEstimate, rate: float, busy: float
 ) -> float:
     """ms in which replicas sum their gradients, and then have the sums, or weights by them.
 

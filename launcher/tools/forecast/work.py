@@ -8,10 +8,10 @@ from functools import cached_property
 from typing import Any
 
 from launcher.runs.checks import memory
-from launcher.runs.plan import model
-from launcher.runs.plan.arguments import Value
+from launcher.runs.plan import model_size
 from launcher.runs.plan.layout import Layout
-from launcher.runs.plan.model import ModelShape
+from launcher.runs.plan.model_size import ModelShape
+from launcher.runs.plan.program_options import Value
 from launcher.runs.plan.resolved import Resolved
 
 KERNELS = "LAUNCHER_KERNELS"
@@ -50,7 +50,7 @@ class Work:
     @cached_property
     def shape(self) -> ModelShape | None:
         """The model's sizes; None where they aren't known."""
-        return model.shape(self.program, self.options)
+        return model_size.shape(self.program, self.options)
 
     def memory(self, capability: tuple[int, int] | None = None) -> memory.MemoryEstimate | None:
         """Bytes on the GPU that needs most, which has this compute capability."""
@@ -59,7 +59,7 @@ class Work:
     def number(self, name: str, default: int = 0) -> int:
         """An option as a whole number; the default where it is none."""
         try:
-            return model.whole(self.options, name, default)
+            return model_size.whole(self.options, name, default)
         except (OverflowError, TypeError, ValueError):
             return default
 
@@ -157,7 +157,7 @@ def of_record(plan: Mapping[str, Any], config: Mapping[str, Any]) -> Work:
     if not (isinstance(plan["program"], str) and range(nodes) and range(each)):
         raise ValueError("a plan without processes")
     sizes = ("tensor_model", "pipeline_model", "context")
-    split = [model.whole(options, f"{size}_parallel_size", 1) for size in sizes]
+    split = [model_size.whole(options, f"{size}_parallel_size", 1) for size in sizes]
     return Work(
         plan["program"],
         options,

@@ -13,15 +13,15 @@ from pydantic import BaseModel, ValidationError
 
 from launcher.base import yamlfile
 from launcher.base.errors import UsageError
-from launcher.runs.plan import arguments
-from launcher.runs.plan.image import ImageFacts
+from launcher.runs.plan import program_options
+from launcher.runs.plan.image_facts import ImageFacts
 from launcher.runs.plan.mounts import Host
 from launcher.runs.plan.plan import Stamp, make_plan
 from launcher.runs.plan.program import fewest
 from launcher.runs.plan.resolved import resolve
 from launcher.runs.runfile.clusters import Slurm
 from launcher.runs.runfile.config import Resources, RunConfig
-from launcher.runs.runfile.source import Origin
+from launcher.runs.runfile.origins import Origin
 from launcher.runs.runfile.values import parse_gpus
 from launcher.tools.importing.commands import Report, Word
 
@@ -62,7 +62,7 @@ class Sheet(Report):
         """The run file: sections in the models' order, keys in the script's."""
         blocks = [[f"# From {yamlfile.printable(name.rpartition('/')[2])}, by `launcher import`."]]
         blocks[0] += [f"{key}: {self.keys[key]}" for key in ORDER if key in self.keys]
-        for title in (*arguments.SECTIONS, "slurm", "megatron_args", "env", "resources"):
+        for title in (*program_options.SECTIONS, "slurm", "megatron_args", "env", "resources"):
             if values := self.section(title):
                 lines = [f"  {yaml_text(key)}: {value}" for key, value in values.items()]
                 blocks.append([f"{title}:", *lines])
@@ -102,7 +102,7 @@ def _same(value: Any, texts: list[str], *, exact: bool) -> bool:
 
 def fits(section: str, values: Mapping[str, object]) -> bool:
     """Whether a section takes the values."""
-    models: Mapping[str, type[BaseModel]] = {**arguments.SECTIONS, **OWN_SECTIONS}
+    models: Mapping[str, type[BaseModel]] = {**program_options.SECTIONS, **OWN_SECTIONS}
     try:
         models[section].model_validate(values)
     except ValidationError:

@@ -11,7 +11,7 @@ import yaml
 from launcher.agent.series import removed, series_of
 from launcher.base.errors import UsageError
 from launcher.base.yamlfile import printable
-from launcher.runs.plan import arguments
+from launcher.runs.plan import program_options
 from launcher.runs.plan.program import upstreams
 from launcher.runs.runfile.secrets import has_credential, is_secret, is_secret_option
 from launcher.tools.importing.commands import Omission, ScriptCommand, Word
@@ -230,14 +230,14 @@ def _set_options(work: _Import) -> None:
                 sheet.tell(given[name][1], f"{name}: given again on line {line}, which counts")
             given[name] = (values, line)
     release = _set_image(work, list(given))
-    known = arguments.table().options_of(release) if release else None
+    known = program_options.table().options_of(release) if release else None
     if known is not None:
         known = known - {*removed(str(release))}
     upstreams_own = sheet.keys["program"] == "pretrain_gpt.py" and known is not None
     foreign = {
         name: given[name][1] for name in given if upstreams_own and name not in (known or ())
     }
-    kinds = arguments.table().kinds_of(release) if release else {}
+    kinds = program_options.table().kinds_of(release) if release else {}
     for name, (values, line) in given.items():
         if name in foreign:
             continue
@@ -312,9 +312,9 @@ def _left_empty(work: _Import, name: str, values: tuple[Word, ...], kind: str | 
 
 def _key(name: str) -> str:
     """An option's key; under megatron_args as it stands where its _ aren't Megatron's."""
-    known = name in arguments.table().megatron
+    known = name in program_options.table().megatron
     spelled = name[2:].replace("-", "_") if known or "_" not in name else name
-    return arguments.own_keys().get(name, f"megatron_args.{spelled}")
+    return program_options.own_keys().get(name, f"megatron_args.{spelled}")
 
 
 def _set_image(work: _Import, names: list[str]) -> str | None:
@@ -340,7 +340,7 @@ def _set_image(work: _Import, names: list[str]) -> str | None:
         sheet.tell(work.start.line, f"{tag} has no {what}, so {other} is taken ({there})")
         tag = other
     releases = having.get(tag) or images[tag]
-    table = arguments.table()
+    table = program_options.table()
     known = {release: table.options_of(release) or set() for release in releases}
     release = max(releases, key=lambda one: sum(name in known[one] for name in names))
     if table.options_of(releases[0]) is None:  # it may have them all

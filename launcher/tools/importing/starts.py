@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from launcher.runs.plan import arguments
+from launcher.runs.plan import program_options
 from launcher.runs.plan.program import upstreams
 from launcher.tools.importing.commands import ScriptCommand, Word
 from launcher.tools.importing.starters import options, tables
@@ -103,7 +103,7 @@ def as_options(words: Sequence[Word]) -> Iterator[tuple[str, tuple[Word, ...]]]:
 
 def respelled(words: Sequence[Word]) -> dict[str, str]:
     """Options that a fork of upstream's program spells with _, as Megatron has them."""
-    known = {*arguments.own_keys(), *arguments.table().megatron}
+    known = {*program_options.own_keys(), *program_options.table().megatron}
     names = {name: name.replace("_", "-") for name, _ in as_options(words)}
     return {name: ours for name, ours in names.items() if name not in known and ours in known}
 

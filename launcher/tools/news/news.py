@@ -16,7 +16,7 @@ from launcher.base.errors import LauncherError
 from launcher.base.reference import parse_reference
 from launcher.base.settings import Settings
 from launcher.images.matrix.schema import Matrix
-from launcher.images.sources import fetch, index, source
+from launcher.images.sources import fetch, index, megatron_source
 from launcher.tools.news import repository
 
 AT_A_TIME = 6  # places asked
@@ -164,7 +164,7 @@ def _images(name: str, shape: str, site: Settings) -> dict[str, str]:
 
 def _tags(url: str, prefix: str, site: Settings) -> dict[str, str]:
     """The commits of the final versions that a repository has a tag of."""
-    found = source.refs(url, site, f"refs/tags/{prefix}*")
+    found = megatron_source.refs(url, site, f"refs/tags/{prefix}*")
     versions = {}
     for name, commit in sorted(found.items()):  # a tag's own object, then NAME^{}, its commit
         version = name.removeprefix(f"refs/tags/{prefix}").removesuffix("^{}").removeprefix("v")

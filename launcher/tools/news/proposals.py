@@ -21,7 +21,7 @@ from launcher.base import owned, yamlfile
 from launcher.base.errors import LauncherError, UsageError, first_fault
 from launcher.base.settings import Settings
 from launcher.images.matrix.schema import AMD64, Matrix, MegatronRelease, Row, misfit
-from launcher.images.sources import source
+from launcher.images.sources import megatron_source
 from launcher.tools.news import repository
 from launcher.tools.news.news import UpstreamNews
 
@@ -162,9 +162,9 @@ def _release(
     version: str, url: str, commit: str, like: MegatronRelease, site: Settings
 ) -> dict[str, Any]:
     """A release by its commit: what its own files say of it. Raises LauncherError, ValueError."""
-    at = source.repository(url, commit, site)
+    at = megatron_source.repository(url, commit, site)
     files = {
-        name: source.git(at, "show", f"{commit}:{name}")
+        name: megatron_source.git(at, "show", f"{commit}:{name}")
         for name in (INFO, "pyproject.toml", "setup.py")
     }
     with owned.scratch(site.cache) as folder:

@@ -69,7 +69,7 @@ def examine(asked: Mapping[str, Any], tell: Tell) -> Mapping[str, Any]:
     from launcher.images.builder.image import BuildRequest, Builds
     from launcher.images.engine.connect import connect
     from launcher.runs.backends import backend
-    from launcher.tools.trials import facts, trials
+    from launcher.tools.trials import image_probe, trials
 
     progress, chosen = Stages(tell), backend("docker")
     checkout = Path(asked["checkout"]) if asked["checkout"] else None
@@ -81,7 +81,7 @@ def examine(asked: Mapping[str, Any], tell: Tell) -> Mapping[str, Any]:
         )
         image = {"name": builds.build(request).names[0]}
         progress.begin("import")
-        found = facts.ask_image(chosen, image, asked["gpus"])
+        found = image_probe.ask_image(chosen, image, asked["gpus"])
         told = {name: asdict(fact) for name, fact in found.items()}
         tried: dict[str, Any] = {}
         if asked["train"] and result.verdict(told, {})["verdict"] != "fails":

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.base.screen import duration
-from launcher.images.matrix.render import between_markers
+from launcher.images.matrix.dockerfile import between_markers
 from launcher.tools.pages import page
-from launcher.tools.trials.report import BEGIN, END, PAGE, TABLE, load_committed, plain, table
 from launcher.tools.trials.result import ORDER, STAGES, Cell, CellResult, warned
+from launcher.tools.trials.trial_report import BEGIN, END, PAGE, TABLE, load_committed, plain, table
 
 PARTS = Path(__file__).with_name("page")
 """The template of the page, its style and its script."""

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any
 from launcher.base import owned
 from launcher.base.errors import LauncherError
 from launcher.base.settings import ROOT, settings
-from launcher.runs.plan.image import ImageFacts, reference
+from launcher.runs.plan.image_facts import ImageFacts, reference
 from launcher.runs.runfile.config import ImageRequest
 from launcher.runs.runfile.values import Gpus, parse_gpus
 from launcher.tools.trials import quickstart_reload
-from launcher.tools.trials.facts import Fact
+from launcher.tools.trials.image_probe import Fact
 
 if TYPE_CHECKING:
     from launcher.runs.plan.job import Backend

@@ -14,11 +14,11 @@ from launcher.base.install import install
 from launcher.base.settings import PACKAGE
 from launcher.runs.checks import fit
 from launcher.runs.checks.machine import Gpu
-from launcher.runs.plan import arguments, layout
+from launcher.runs.plan import layout, program_options
 from launcher.runs.records import resume
-from launcher.runs.runfile import source
+from launcher.runs.runfile import origins
 from launcher.runs.runfile.config import RunConfig
-from launcher.runs.runfile.source import EXTENDS, Override, overridden
+from launcher.runs.runfile.origins import EXTENDS, Override, overridden
 from launcher.tools.tuning import tuned
 
 SCHEMA = PACKAGE / "presets/run.schema.json"
@@ -47,20 +47,20 @@ class Draft:
 
 def of_preset(name: str) -> Draft:
     """A preset, or a run file, whole: with what it takes of the files that it extends."""
-    config, _ = source.load(name, [])
+    config, _ = origins.load(name, [])
     return Draft(_flattened(name), config)
 
 
 def _flattened(name: str, folder: Path | None = None) -> str:
     """The text of a run file over that of the file that it extends."""
-    label, path = source.find(name, folder)
+    label, path = origins.find(name, folder)
     text = yamlfile.read(path, label)
     root = yamlfile.tree(text, label)
     data = yamlfile.value(root, label) if root else None
     if not isinstance(data, dict) or EXTENDS not in data:
         return text
     below = _comments(_flattened(str(data.pop(EXTENDS)), path.parent))[1]
-    config, _ = source.load(str(path) if path.is_file() else name, [])
+    config, _ = origins.load(str(path) if path.is_file() else name, [])
     return _comments(text)[0] + tuned.changed(below, dict(_dotted(data)), config)
 
 
@@ -89,7 +89,7 @@ def of_model(folder: Path) -> Draft:
     base = of_preset("gpt2" if shape.of.gpt2 else "llama3-8b")
     name = re.sub(r"[^A-Za-z0-9_.-]+", "-", folder.resolve().name).strip("-._")[:60] or "model"
     told = architecture.arguments(shape)
-    known = {arguments.key_of(key): value for key, value in told.items() if _is_ours(key)}
+    known = {program_options.key_of(key): value for key, value in told.items() if _is_ours(key)}
     known = {key: value for key, value in known.items() if key.startswith(("model", "megatron"))}
     changes: Changes = {f"model.{key}": None for key in base.config.model.model_fields_set}
     kept = ("init_method_std", "hidden_dropout", "attention_dropout", "seq_length")
@@ -115,7 +115,7 @@ def of_model(folder: Path) -> Draft:
 def _is_ours(name: str) -> bool:
     """Whether our own program takes an option, and it isn't one that follows from others."""
     follows = "vocab" in name or name == "group_query_attention"
-    return f"--{name.replace('_', '-')}" in arguments.table().gpt and not follows
+    return f"--{name.replace('_', '-')}" in program_options.table().gpt and not follows
 
 
 def _is_set(config: RunConfig, key: str) -> bool:

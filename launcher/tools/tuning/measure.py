@@ -17,14 +17,14 @@ from typing import Any
 from launcher.agent import costs
 from launcher.agent.words import COMPILED, COSTS
 from launcher.runs.explain.failures import FailureSign, explain
-from launcher.runs.follow import ask
+from launcher.runs.follow import ask_image
 from launcher.runs.follow.assemble import bare_plan
 from launcher.runs.plan.job import Backend
 from launcher.runs.records import metrics, record
 from launcher.runs.runfile.config import RunConfig
 from launcher.tools.tuning import rate
+from launcher.tools.tuning.candidates import WORKERS, Changes, Setting
 from launcher.tools.tuning.search import Measurement, as_line, of_lines
-from launcher.tools.tuning.settings import WORKERS, Changes, Setting
 
 LINES = 5
 """Of the log that a run has, about as many steps each; the first has the warming up in it."""
@@ -113,7 +113,7 @@ def rates(chosen: Backend, config: RunConfig, precision: str) -> Mapping[str, An
     one = "0" if config.gpus == "0" else "1"
     argv = ["python3", "-c", text, precision]
     with suppress(ValueError, IndexError):
-        said = ask.said(bare_plan(chosen, image, one, argv), chosen, RATE_SECONDS)
+        said = ask_image.said(bare_plan(chosen, image, one, argv), chosen, RATE_SECONDS)
         found = json.loads(said.strip().splitlines()[-1])
         return found if isinstance(found, dict) else None
     return None

@@ -8,7 +8,7 @@ from launcher.runs.runfile.config import RunConfig
 from launcher.tools.forecast import timing
 from launcher.tools.forecast.timing import GpuRates, StepCost, published
 from launcher.tools.forecast.work import KERNELS, Work
-from launcher.tools.tuning.settings import Setting, Space
+from launcher.tools.tuning.candidates import Setting, Space
 
 __all__ = ["GpuRates", "StepCost", "precision", "predict", "published"]
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from launcher.tools.tuning.settings import Changes, Setting, Space, combinations
+from launcher.tools.tuning.candidates import Changes, Setting, Space, combinations
 
 TOGETHER = ("micro-batch", "precision", "layout", "recomputing")
 """Axes that bear on each other, and on whether the model fits: predicted together."""

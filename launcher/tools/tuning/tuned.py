@@ -9,10 +9,10 @@ from pathlib import Path
 import yaml
 
 from launcher.base import files, yamlfile
-from launcher.runs.runfile import source
+from launcher.runs.runfile import origins
 from launcher.runs.runfile.config import RunConfig
-from launcher.runs.runfile.source import Override
-from launcher.tools.tuning.settings import Changes
+from launcher.runs.runfile.origins import Override
+from launcher.tools.tuning.candidates import Changes
 
 
 def write(
@@ -29,8 +29,8 @@ def write(
     """
     keys = {key: value for one in laid for key, value in one.values.items()}
     keys = {**keys, **changes}
-    label, path = source.find(name)
-    wanted = source.overridden(config, [Override("tune", keys)])
+    label, path = origins.find(name)
+    wanted = origins.overridden(config, [Override("tune", keys)])
     text = changed(yamlfile.read(path, label), keys, wanted)
     files.write_new(target, headed(text, [f"Tuned by `launcher tune {name}`:", *lines]))
 
@@ -46,7 +46,7 @@ def changed(text: str, changes: Changes, wanted: RunConfig) -> str:
             made = _with(made, key.split("."), value)
         root = yamlfile.tree(made, "the tuned file")
         assert root
-        if source.made(yamlfile.value(root, "the tuned file"), "the tuned file") == wanted:
+        if origins.made(yamlfile.value(root, "the tuned file"), "the tuned file") == wanted:
             return made
     except Exception:  # noqa: S110 - whatever a text's shape is, the plain one is right
         pass

@@ -21,10 +21,10 @@ from launcher.base.errors import UsageError
 from launcher.base.trust import require_trusted
 from launcher.tools.weights import architecture, hf_config, safetensors, writer
 from launcher.tools.weights.architecture import Architecture
-from launcher.tools.weights.archive import PickledName, StoredTensor, UnpickledObject
 from launcher.tools.weights.families import Family, TensorRow, family, rows
 from launcher.tools.weights.hf_config import CONFIG
 from launcher.tools.weights.reader import DISTRIBUTED, KEPT, SavedModel
+from launcher.tools.weights.torch_file import PickledName, StoredTensor, UnpickledObject
 from launcher.tools.weights.writer import TensorSource
 
 ADAPTER = "adapter_config.json"

@@ -16,7 +16,7 @@ from launcher.base.settings import expanded
 from launcher.runs.follow.shell import in_image
 from launcher.runs.records import record
 from launcher.runs.runfile.config import RunConfig
-from launcher.tools.data import text
+from launcher.tools.data import data_text
 from launcher.tools.weights import reader
 from launcher.tools.weights.reader import KEPT
 
@@ -80,7 +80,7 @@ def tokenizer(source: NamedCheckpoint, given: TokenizerChoice | None) -> Tokeniz
         return None
     data = source.config.data
     if data.vocab_file or data.tokenizer_type or data.tokenizer_model:
-        return text.chosen_by(data)
+        return data_text.chosen_by(data)
     paths = [data.path] if isinstance(data.path, str) else data.path or []
     return next(filter(None, (_made_by(Path(source.cwd, expanded(str(at)))) for at in paths)), None)
 

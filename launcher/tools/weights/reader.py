@@ -16,12 +16,12 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from launcher.agent.checkpoints import contents, folders
+from launcher.agent.checkpoints import completeness, folders
 from launcher.agent.checkpoints.pickles import PickledObject, load
 from launcher.base import files
 from launcher.base.errors import LauncherError, UsageError
-from launcher.tools.weights import archive
-from launcher.tools.weights.archive import SIZES, StoredTensor
+from launcher.tools.weights import torch_file
+from launcher.tools.weights.torch_file import SIZES, StoredTensor
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -68,7 +68,7 @@ class TensorBlock:
 
     def read(self, dtype: str) -> NDArray[Any]:
         """Its elements, a number of as many bytes standing for each. Raises UsageError."""
-        found = self.stored or archive.read(self.path, self.offset, self.length)
+        found = self.stored or torch_file.read(self.path, self.offset, self.length)
         if not isinstance(found, StoredTensor) or found.dtype != dtype:
             raise UsageError(f"{self.path}: what is stored there is no tensor of {dtype}")
         if prod(found.shape) != prod(self.shape):
@@ -152,7 +152,7 @@ def find(folder: Path) -> Path:
 
     Raises UsageError.
     """
-    if (folder / contents.INDEX).exists() or [*folder.glob("mp_rank_*")]:
+    if (folder / completeness.INDEX).exists() or [*folder.glob("mp_rank_*")]:
         return folder
     found = folders.since_complete(folder) if folder.is_dir() else []
     if not found:
@@ -169,7 +169,7 @@ def is_later(name: str) -> bool:
 
 def opened(folder: Path) -> SavedModel:
     """The checkpoint in a folder. Raises UsageError where it isn't complete, or not a GPT's."""
-    if problem := contents.problem(folder):
+    if problem := completeness.problem(folder):
         raise UsageError(f"{folder}: {problem}")
     try:
         made = _ranks(folder) if [*folder.glob("mp_rank_*")] else _distributed(folder)
@@ -213,7 +213,7 @@ def _layout(arguments: Mapping[str, Any], noted: Mapping[str, int]) -> dict[str,
 
 
 def _distributed(folder: Path) -> SavedModel:
-    with files.open_regular(folder / contents.INDEX) as stream:
+    with files.open_regular(folder / completeness.INDEX) as stream:
         index = load(stream)
     where = {
         (key.fqn, tuple(getattr(key, "offset", None) or ())): at
@@ -239,11 +239,11 @@ def _distributed(folder: Path) -> SavedModel:
 def _common(folder: Path, where: Mapping[Any, Any]) -> Mapping[str, Any]:
     """What all ranks have alike: its own file, or from 0.19 on a list of one among the rest."""
     found: Any = {}
-    if (folder / contents.COMMON).exists():
-        found = archive.read(folder / contents.COMMON)
+    if (folder / completeness.COMMON).exists():
+        found = torch_file.read(folder / completeness.COMMON)
     elif at := where.get(("common_state/shard_0_1", ())):
         path = _file(folder, at)
-        [found] = archive.read(path, int(at.offset), int(at.length))
+        [found] = torch_file.read(path, int(at.offset), int(at.length))
     return found if isinstance(found, Mapping) else {}
 
 
@@ -298,7 +298,7 @@ def rank_folder(tensor: int, pipeline: int, expert: int, layout: Mapping[str, in
 
 
 def _ranks(folder: Path) -> SavedModel:
-    first = archive.read(next(iter(sorted(folder.glob("mp_rank_*")))) / contents.RANK)
+    first = torch_file.read(next(iter(sorted(folder.glob("mp_rank_*")))) / completeness.RANK)
     arguments = _arguments(first.get("args"))
     layout = _layout(arguments, {})
     gated, found, begun = bool(arguments.get("swiglu")), dict[str, Tensor](), 0
@@ -307,8 +307,8 @@ def _ranks(folder: Path) -> SavedModel:
     for stage in range(layout["pipeline"]):
         here = 0
         for expert, rank in product(range(layout["expert"]), range(layout["tensor"])):
-            path = folder / rank_folder(rank, stage, expert, layout) / contents.RANK
-            state = archive.read(path)
+            path = folder / rank_folder(rank, stage, expert, layout) / completeness.RANK
+            state = torch_file.read(path)
             if "model" not in state or "language_model" in state["model"]:
                 raise UsageError(f"{path}: no single model by Megatron-Core in it")
             for name, stored in _stored(state["model"], begun, expert, arguments, layout):

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from launcher.base import files
 from launcher.base.errors import UsageError
 from launcher.tools.data import kinds
-from launcher.tools.weights.archive import SIZES, StoredTensor
+from launcher.tools.weights.torch_file import SIZES, StoredTensor
 from launcher.tools.weights.writer import raw
 
 ONE = "model.safetensors"

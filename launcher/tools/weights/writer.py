@@ -14,11 +14,11 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from launcher.agent.checkpoints import contents
+from launcher.agent.checkpoints import completeness
 from launcher.base.errors import UsageError
-from launcher.tools.weights import archive
-from launcher.tools.weights.archive import PickledName, TensorToWrite, UnpickledObject
+from launcher.tools.weights import torch_file
 from launcher.tools.weights.reader import COLUMN, EXPERT, LAYER, ROW, rank_folder
+from launcher.tools.weights.torch_file import PickledName, TensorToWrite, UnpickledObject
 
 VERSION = 3.0
 """Upstream's checkpoint_version, since which linear_qkv lies as it does."""
@@ -41,7 +41,7 @@ class TensorSource:
     @property
     def bytes(self) -> int:
         """How many it has."""
-        return prod(self.shape) * archive.SIZES[self.dtype]
+        return prod(self.shape) * torch_file.SIZES[self.dtype]
 
     def tensor(self, axes: int = 0) -> TensorToWrite:
         """It as torch's, with `axes` more of length 1 before its own."""
@@ -93,8 +93,8 @@ def distributed(
                 if name not in tensors:
                     tensors[name] = _described(source.dtype, (*before, *source.shape))
                 offset = (*at, *(0,) * len(source.shape))
-                chunk = {"offsets": archive.size(offset)}
-                chunk["sizes"] = archive.size((*(1,) * len(at), *source.shape))
+                chunk = {"offsets": torch_file.size(offset)}
+                chunk["sizes"] = torch_file.size((*(1,) * len(at), *source.shape))
                 tensors[name].state["chunks"].append(
                     UnpickledObject(PickledName(DCP, "ChunkStorageMetadata"), state=chunk)
                 )
@@ -106,14 +106,14 @@ def distributed(
                     )
                     places.append(_place(key, None, *_item(file, [None])))
     index = {"state_dict_metadata": tensors, "planner_data": None, "storage_data": _Pairs(places)}
-    (folder / contents.INDEX).write_bytes(
-        archive.pickled(UnpickledObject(PickledName(DCP, "Metadata"), state=index))
+    (folder / completeness.INDEX).write_bytes(
+        torch_file.pickled(UnpickledObject(PickledName(DCP, "Metadata"), state=index))
     )
-    with (folder / contents.COMMON).open("xb") as file:
-        archive.write(file, dict(common))
+    with (folder / completeness.COMMON).open("xb") as file:
+        torch_file.write(file, dict(common))
     backends = {"sharded_backend": "torch_dist", "common_backend": "torch"}
     description = backends | {"sharded_backend_version": 1, "common_backend_version": 1}
-    (folder / contents.DESCRIPTION).write_text(json.dumps(description), encoding="utf-8")
+    (folder / completeness.DESCRIPTION).write_text(json.dumps(description), encoding="utf-8")
 
 
 class _Pairs(dict[Any, Any]):
@@ -130,7 +130,7 @@ class _Pairs(dict[Any, Any]):
 
 def _item(file: IO[bytes], value: Any) -> tuple[int, int]:
     begin = file.tell()
-    return begin, archive.write(file, value)
+    return begin, torch_file.write(file, value)
 
 
 def _described(dtype: str, shape: tuple[int, ...]) -> UnpickledObject:
@@ -138,7 +138,7 @@ def _described(dtype: str, shape: tuple[int, ...]) -> UnpickledObject:
     memory = UnpickledObject(PickledName(DCP, "_MEM_FORMAT_ENCODING"), (0,))
     state = (PickledName("torch", dtype), layout, False, memory, False)
     about = {"properties": UnpickledObject(PickledName(DCP, "TensorProperties"), state=state)}
-    shapes = {"size": archive.size(shape), "chunks": list[UnpickledObject]()}
+    shapes = {"size": torch_file.size(shape), "chunks": list[UnpickledObject]()}
     return UnpickledObject(PickledName(DCP, "TensorStorageMetadata"), state=about | shapes)
 
 
@@ -146,7 +146,7 @@ def _place(
     name: str, offset: tuple[int, ...] | None, begin: int, length: int
 ) -> tuple[UnpickledObject, UnpickledObject]:
     index = {"fqn": name, "index": None}
-    index["offset"] = None if offset is None else archive.size(offset)  # type: ignore[assignment]
+    index["offset"] = None if offset is None else torch_file.size(offset)  # type: ignore[assignment]
     where = {"relative_path": DATA, "offset": begin, "length": length}
     return (
         UnpickledObject(PickledName(DCP, "MetadataIndex"), state=index),
@@ -222,10 +222,10 @@ class RankFolders:
                         model[f"{name[: found.end(1)]}._extra_state"] = None
             if stage == stages - 1:
                 model["output_layer._extra_state"] = None  # of a tied one, too
-            path = folder / rank_folder(rank, stage, expert, self.layout) / contents.RANK
+            path = folder / rank_folder(rank, stage, expert, self.layout) / completeness.RANK
             path.parent.mkdir()
             with path.open("xb") as file:
-                archive.write(file, {**common, "model": model})
+                torch_file.write(file, {**common, "model": model})
 
     def _names(self, name: str, stage: int, expert: int) -> Iterator[str]:
         """What a tensor is called in the ranks of a stage; nothing where they don't have it."""

@@ -14,7 +14,7 @@ from megatron.core.transformer.transformer_block import TransformerBlock
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from launcher.trainer.fast.kernels import layers as kernels
+from launcher.trainer.fast.kernels import layer_kernels as kernels
 from launcher.trainer.fast.kernels import tokens as of_tokens
 
 Place = Callable[[Any], Tensor | None]

@@ -15,8 +15,8 @@ from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParall
 from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.transformer.transformer_layer import TransformerLayer
 
-from launcher.trainer.fast import context
-from launcher.trainer.fast.split import (
+from launcher.trainer.fast import context_attention
+from launcher.trainer.fast.tensor_parallel import (
     CopyToRanks,
     GatherFromRanks,
     LayerRanks,
@@ -114,11 +114,11 @@ class WholeAttention(Attention):
         return nullcontext()
 
 
-class WholeGatheredAttention(WholeAttention, context.GatheredAttention):
+class WholeGatheredAttention(WholeAttention, context_attention.GatheredAttention):
     """With the keys and values of all ranks of context parallelism."""
 
 
-class WholeExchangedAttention(WholeAttention, context.ExchangedAttention):
+class WholeExchangedAttention(WholeAttention, context_attention.ExchangedAttention):
     """Of this rank's part of the heads to whole sequences."""
 
 

@@ -10,7 +10,7 @@ import torch
 from megatron.core import parallel_state
 
 from launcher.trainer.fast.buffers import Buffer, gather
-from launcher.trainer.fast.peer import Peer
+from launcher.trainer.fast.peer_memory import Peer
 from launcher.trainer.gpt.arguments import learning_rate
 
 KINDS = ("Float16OptimizerWithFloat16Params", "FP32Optimizer", "DistributedOptimizer")

@@ -21,9 +21,9 @@ from megatron.core.transformer.moe.moe_utils import MoEAuxLossAutoScaler
 from torch import Tensor
 from torch.nn.functional import linear, silu
 
-from launcher.trainer.fast.kernels import experts as kernels
+from launcher.trainer.fast.kernels import expert_kernels as kernels
 from launcher.trainer.fast.kernels import products
-from launcher.trainer.fast.peer import Peer
+from launcher.trainer.fast.peer_memory import Peer
 
 TINY = 1e-20
 """What scores are divided by at least: Megatron's router."""

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from launcher.agent import compat, words
-from launcher.agent.ranks.ending import RunError
+from launcher.agent.ranks.exit_codes import RunError
 from launcher.trainer.fast import memsets
 from launcher.trainer.gpt.arguments import RankLayout
 from launcher.trainer.gpt.training import Outcome

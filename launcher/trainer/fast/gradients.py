@@ -10,7 +10,7 @@ from megatron.core import parallel_state
 from megatron.core.distributed import DistributedDataParallel
 
 from launcher.trainer.fast.device_adam import DeviceAdam
-from launcher.trainer.fast.peer import Peer
+from launcher.trainer.fast.peer_memory import Peer
 from launcher.trainer.gpt.optimizer import HostSteps
 
 PAIR = 2
@@ -142,7 +142,7 @@ class GatheredGradients:
         """Write experts' gradients, or add them: all at once, [experts, …], as `experts.laid` has
         the weights. False where their places don't lie so."""
         from launcher.trainer.fast.experts import laid
-        from launcher.trainer.fast.kernels import experts as kernels
+        from launcher.trainer.fast.kernels import expert_kernels as kernels
 
         places = [self._there(each) for each in weights]
         into, other = laid(places)

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from launcher.agent.ranks.ending import OptionError
+from launcher.agent.ranks.exit_codes import OptionError
 from launcher.trainer.fast import compiled
 from launcher.trainer.gpt.arguments import OWN_RECIPES
 

@@ -9,13 +9,13 @@ from typing import Any
 
 import torch
 
-from launcher.trainer.fast import compiled, context, fast, scaled
+from launcher.trainer.fast import compiled, context_attention, fast, scaled
 from launcher.trainer.fast.device_adam import DeviceAdam
 from launcher.trainer.fast.gradients import GatheredGradients, Replica
-from launcher.trainer.fast.split import AlikeGradients
+from launcher.trainer.fast.tensor_parallel import AlikeGradients
 from launcher.trainer.gpt import model, optimizer
 from launcher.trainer.gpt.arguments import RankLayout
-from launcher.trainer.gpt.report import say
+from launcher.trainer.gpt.step_report import say
 from launcher.trainer.gpt.training import Outcome, Trainer
 
 
@@ -49,7 +49,7 @@ class FastTrainer(Trainer):
         if self.arguments.fp8:
             scaled.check_support(self.arguments)
             scaled.take_products(made, self.arguments.fp8)
-        context.keep_positions(made, self.arguments.seq_length)
+        context_attention.keep_positions(made, self.arguments.seq_length)
         made.compile_training(self.path.compiled)
         return made
 

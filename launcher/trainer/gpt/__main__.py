@@ -8,8 +8,8 @@ from argparse import Namespace
 from collections.abc import Sequence
 
 from launcher.agent import compat, cpu
-from launcher.agent.ranks import ending
-from launcher.agent.ranks.ending import OptionError
+from launcher.agent.ranks import exit_codes
+from launcher.agent.ranks.exit_codes import OptionError
 from launcher.trainer.gpt import arguments as command_line
 from launcher.trainer.gpt import measurements, writers
 from launcher.trainer.gpt.arguments import RankLayout
@@ -17,7 +17,7 @@ from launcher.trainer.gpt.arguments import RankLayout
 
 def main(argv: Sequence[str]) -> int:
     """Train; the process's exit code, 2 for arguments that can't work together."""
-    return ending.code(lambda: train(*check_arguments(command_line.parse(argv))))
+    return exit_codes.code(lambda: train(*check_arguments(command_line.parse(argv))))
 
 
 def check_arguments(arguments: Namespace) -> tuple[Namespace, RankLayout]:
@@ -53,4 +53,4 @@ def train(arguments: Namespace, layout: RankLayout) -> None:
 
 
 if __name__ == "__main__":
-    ending.leave(main(sys.argv[1:]))
+    exit_codes.leave(main(sys.argv[1:]))

@@ -11,7 +11,7 @@ from difflib import get_close_matches
 from importlib.util import find_spec
 from typing import NoReturn
 
-from launcher.agent.ranks.ending import OptionError
+from launcher.agent.ranks.exit_codes import OptionError
 
 AT_LEAST_ONE = (
     "num-layers hidden-size num-attention-heads seq-length vocab-size make-vocab-size-divisible-by "

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Callable
 from typing import Any
 
-from launcher.trainer.gpt import data
+from launcher.trainer.gpt import samples
 from launcher.trainer.gpt.measurements import Meter
 from launcher.trainer.gpt.passes import Passes
 
@@ -17,7 +17,7 @@ class Evaluation:
     def __init__(self, arguments: argparse.Namespace, held_out: Any, passes: Passes) -> None:
         self.count, self.passes = arguments.eval_iters, passes
         self.asked_for = bool(self.count) and held_out is not None
-        self.loader = data.loader(arguments, held_out if self.count else None, 0)
+        self.loader = samples.loader(arguments, held_out if self.count else None, 0)
         self._fetch()
 
     def _fetch(self) -> None:

@@ -20,7 +20,7 @@ from megatron.core.transformer.transformer_layer import TransformerLayer, Transf
 from torch.nn.functional import dropout
 from torch.utils.checkpoint import checkpoint
 
-from launcher.trainer.gpt import split
+from launcher.trainer.gpt import context_parallel
 
 
 class LayerNorm(torch.nn.LayerNorm):
@@ -112,7 +112,7 @@ class WideMLP(MLP):
 class Attention(torch.nn.Module):
     """Causal core attention by torch's scaled dot product, on any device."""
 
-    gathered: Any = staticmethod(split.Gather.apply)
+    gathered: Any = staticmethod(context_parallel.Gather.apply)
 
     def __init__(self, config: TransformerConfig, *args: Any, **kwargs: Any) -> None:
         super().__init__()
@@ -146,7 +146,7 @@ class Attention(torch.nn.Module):
             return None
         mine = everyone = torch.arange(length, device=device)
         if self.divided:
-            mine, everyone = split.positions(length, device)
+            mine, everyone = context_parallel.positions(length, device)
         behind = mine[:, None] - everyone[None, :]
         allowed = behind >= 0
         return allowed if self.window is None else allowed & (behind <= self.window)

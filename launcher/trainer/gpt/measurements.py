@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from launcher.agent import allreduce
-from launcher.agent.ranks.ending import OptionError, RunError
+from launcher.agent.ranks.exit_codes import OptionError, RunError
 from launcher.agent.traces import TRACE
 from launcher.agent.words import say
 from launcher.base import files

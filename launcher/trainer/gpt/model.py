@@ -26,7 +26,7 @@ from megatron.core.transformer.transformer_block import TransformerBlockSubmodul
 from megatron.core.transformer.transformer_config import TransformerConfig
 
 from launcher.agent import compat
-from launcher.agent.ranks.ending import OptionError
+from launcher.agent.ranks.exit_codes import OptionError
 from launcher.trainer.gpt.arguments import padded_vocabulary, virtual_stages
 from launcher.trainer.gpt.layers import Parts, WideMLP, local_layer, norm, squared_relu
 

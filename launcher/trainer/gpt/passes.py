@@ -13,14 +13,14 @@ from megatron.core import parallel_state
 from megatron.core.pipeline_parallel import get_forward_backward_func
 
 from launcher.agent import compat
-from launcher.trainer.gpt import split
+from launcher.trainer.gpt import context_parallel
 from launcher.trainer.gpt.arguments import RankLayout
 
 
 def _loss(loss_mask: torch.Tensor, losses: torch.Tensor) -> tuple[torch.Tensor, dict[str, Any]]:
     """Mean over the tokens that count; losses and loss_mask are [micro-batch, sequence]."""
     mask = loss_mask.reshape(-1)
-    loss = split.share(torch.sum(losses.float().view(-1) * mask), mask.sum())
+    loss = context_parallel.share(torch.sum(losses.float().view(-1) * mask), mask.sum())
     # The schedules divide the loss in place, so what is logged has to be a copy.
     logged = {"lm loss": loss.detach().clone()}
     return loss * compat.loss_factor(parallel_state.get_context_parallel_world_size()), logged
@@ -30,7 +30,10 @@ def forward_step(batches: Iterator[dict[str, torch.Tensor]] | None, gpt: Any) ->
     """One micro-batch through this rank's layers, and how to make its output a loss."""
     if batches is None:
         return gpt(None, None, None), None
-    batch = {name: x.cuda(non_blocking=True) for name, x in split.own_part(next(batches)).items()}
+    batch = {
+        name: x.cuda(non_blocking=True)
+        for name, x in context_parallel.own_part(next(batches)).items()
+    }
     output = gpt(batch["tokens"], batch["position_ids"], None, labels=batch["labels"])
     return output, partial(_loss, batch["loss_mask"])
 

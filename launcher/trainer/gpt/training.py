@@ -20,15 +20,22 @@ from megatron.core import parallel_state, tensor_parallel
 from megatron.core.distributed import finalize_model_grads
 
 from launcher.agent import compat, words
-from launcher.agent.ranks.ending import RunError
+from launcher.agent.ranks.exit_codes import RunError
 from launcher.agent.ranks.stop import StopRequest
-from launcher.trainer.gpt import checkpoint, data, measurements, model, optimizer, replicas
+from launcher.trainer.gpt import (
+    distributed_checkpoint,
+    measurements,
+    model,
+    optimizer,
+    replicas,
+    samples,
+)
 from launcher.trainer.gpt.arguments import RankLayout, learning_rate
-from launcher.trainer.gpt.checkpoint import TrainingProgress
+from launcher.trainer.gpt.distributed_checkpoint import TrainingProgress
 from launcher.trainer.gpt.evaluation import Evaluation
 from launcher.trainer.gpt.measurements import Meter, Waits
 from launcher.trainer.gpt.passes import Passes
-from launcher.trainer.gpt.report import Report, say
+from launcher.trainer.gpt.step_report import Report, say
 
 ASKED = "asked to by a signal"
 FAST = "launcher.trainer.fast"
@@ -87,8 +94,8 @@ class Trainer:
     def __init__(self, arguments: argparse.Namespace, layout: RankLayout) -> None:
         self.arguments = arguments
         self.layout = layout
-        source = checkpoint.newest(arguments.load) if arguments.load else None
-        saved = checkpoint.common(source) if source else {}
+        source = distributed_checkpoint.newest(arguments.load) if arguments.load else None
+        saved = distributed_checkpoint.common(source) if source else {}
         vocabulary = model.vocabulary(arguments, layout.tensor, saved)
         self.parts = [self._build(vocabulary, part) for part in range(layout.virtual)]
         self.gpt = self.parts[0]
@@ -106,12 +113,12 @@ class Trainer:
         self.steps = self._steps()
         self.saved = self.progress.iteration
         self.saving: Path | None = None
-        copies = checkpoint.HostCopies()
+        copies = distributed_checkpoint.HostCopies()
         self.beside = (*compat.async_saving(), copies) if arguments.async_save else None
         self.profile = measurements.StepTracer(arguments, self.saved, self.slow_steps)
         self.report.begin(self.saved)
         self.stop = StopRequest() if arguments.exit_signal_handler else None
-        self.training_set, held_out = data.datasets(arguments)
+        self.training_set, held_out = samples.datasets(arguments)
         self.evaluation = Evaluation(arguments, held_out, self.passes)
 
     @classmethod
@@ -132,9 +139,9 @@ class Trainer:
             if self.arguments.load:
                 say(f"no checkpoint in {self.arguments.load}: starting from the beginning")
             return TrainingProgress()
-        progress = checkpoint.load(source, saved, self.parts, self.optimizer)
+        progress = distributed_checkpoint.load(source, saved, self.parts, self.optimizer)
         say(f"loaded {source}: going on after iteration {progress.iteration}")
-        if saved["layout"] != checkpoint.layout():
+        if saved["layout"] != distributed_checkpoint.layout():
             other = "TP={tensor} PP={pipeline}".format(**saved["layout"])
             say(f"it was saved with {other}: random states are not carried over")
         return progress
@@ -156,7 +163,7 @@ class Trainer:
         arguments, reason = self.arguments, ""
         say(self.describe())
         self.warm_up()
-        loader = data.loader(arguments, self.training_set, self.progress.consumed_samples)
+        loader = samples.loader(arguments, self.training_set, self.progress.consumed_samples)
         batches = self.report.waits = Waits(iter(loader)) if loader else None
         self.report.meter = Meter()
         gc.freeze()  # what is there stays: to look through it took 0.3 s of a save
@@ -251,13 +258,13 @@ class Trainer:
         self._finish_saving(wait=True)
         self.saved = self.progress.iteration
         what = (self.arguments.save, self.parts, self.optimizer, self.progress)
-        self.saving = checkpoint.save(*what, vars(self.arguments), self.beside)
+        self.saving = distributed_checkpoint.save(*what, vars(self.arguments), self.beside)
         self._finish_saving(wait=False)
 
     def _finish_saving(self, *, wait: bool) -> None:
         """Report the checkpoint that is being saved, once it is whole."""
         beside, folder = self.beside, self.saving
-        if folder and (not beside or checkpoint.finish(folder, beside[0], wait=wait)):
+        if folder and (not beside or distributed_checkpoint.finish(folder, beside[0], wait=wait)):
             say(f"saved {folder}")
             self.saving = None
 

@@ -9,7 +9,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from launcher.agent.ranks.ending import OptionError, RunError
+from launcher.agent.ranks.exit_codes import OptionError, RunError
 
 FLUSH_SECONDS = 10
 """How long TensorBoard's writer keeps a number at most."""

@@ -20,7 +20,7 @@ import pytest
 from launcher.base.errors import EngineError
 from launcher.images.oci import registry
 from launcher.images.oci.registry import ImageDigests
-from launcher.images.sources import source
+from launcher.images.sources import megatron_source
 
 INFO = "MAJOR = 0\nMINOR = {minor}\nPATCH = {patch}\nPRE_RELEASE = ''\n"
 
@@ -41,7 +41,7 @@ def commit_all(path: Path) -> str:
     fetched = ["config", "uploadpack.allowAnySHA1InWant", "true"]
     for command in (["init", "-q"], fetched, ["add", "-A"], [*who, "commit", "-qm", "all"]):
         subprocess.run(["git", "-C", str(path), *command], check=True)
-    return source.git(path, "rev-parse", "HEAD").strip()
+    return megatron_source.git(path, "rev-parse", "HEAD").strip()
 
 
 def wheel(folder: Path, name: str, version: str, *needs: str, text: str = "") -> Path:

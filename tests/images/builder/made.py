@@ -9,10 +9,10 @@ from typing import Literal
 from launcher.base.settings import ROOT
 from launcher.images.builder.attest import ImageRecord
 from launcher.images.builder.context import Inputs
-from launcher.images.matrix.load import load_lock, load_matrix
+from launcher.images.matrix.matrix_file import load_lock, load_matrix
 from launcher.images.matrix.recipe import recipe
+from launcher.images.sources.megatron_source import MegatronSource
 from launcher.images.sources.pins import StartImage
-from launcher.images.sources.source import MegatronSource
 
 
 def sha(letter: str) -> str:

@@ -24,7 +24,7 @@ from launcher.base.errors import BuildError, UsageError
 from launcher.base.settings import Settings
 from launcher.images.builder import attest, beside, context, image
 from launcher.images.builder.sbom import sbom
-from launcher.images.matrix.load import load_lock, load_matrix
+from launcher.images.matrix.matrix_file import load_lock, load_matrix
 from launcher.images.sources import fetch
 from launcher.images.sources.extensions import ExtensionSource
 from launcher.images.sources.pins import StartImage

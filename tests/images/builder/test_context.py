@@ -25,17 +25,17 @@ from hypothesis import strategies as st
 from launcher.base.errors import BuildError
 from launcher.base.settings import Settings
 from launcher.images.builder import compilers, context, stage
-from launcher.images.matrix.load import load_lock
-from launcher.images.sources import fetch, source
+from launcher.images.matrix.matrix_file import load_lock
+from launcher.images.sources import fetch, megatron_source
 
 from .conftest import commit_all
 from .made import BASE, RECIPE, inputs_of
-from .test_source import ANY
+from .test_megatron_source import ANY
 
 
 def inputs(checkout: Path) -> context.Inputs:
     pins = {"runtime": ["a==1 --hash=sha256:" + "1" * 64]}
-    own = source.from_path(checkout, "0.9.0", ANY)
+    own = megatron_source.from_path(checkout, "0.9.0", ANY)
     return inputs_of(own, recipe=replace(RECIPE, pins=pins), patches=())
 
 

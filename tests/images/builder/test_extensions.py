@@ -15,11 +15,11 @@ import pytest
 from launcher.base.errors import BuildError, UsageError
 from launcher.base.settings import Settings
 from launcher.images.builder import stage
-from launcher.images.matrix.load import load_lock, load_matrix
 from launcher.images.matrix.locked import LockedExtension
+from launcher.images.matrix.matrix_file import load_lock, load_matrix
 from launcher.images.matrix.recipe import recipe, sha256_of_pin
 from launcher.images.matrix.schema import Extension, GitSource, Interpreter
-from launcher.images.sources import extensions, fetch, source
+from launcher.images.sources import extensions, fetch, megatron_source
 from tests.images.builder.conftest import Place, commit_all
 from tests.images.builder.made import RECIPE, inputs_of
 
@@ -129,7 +129,9 @@ def test_everything_of_an_extension_is_in_the_key_and_the_context(
 ) -> None:
     extension = wanted(mirrored, "headers")
     one = extensions.from_git("kernels", extension, locked(mirrored, extension), mirrored)
-    megatron = source.MegatronSource("path", "0.9.0", "i", "r", False, 1, tmp_path / "megatron")
+    megatron = megatron_source.MegatronSource(
+        "path", "0.9.0", "i", "r", False, 1, tmp_path / "megatron"
+    )
     (tmp_path / "megatron").mkdir()
     made = partial(inputs_of, megatron, patches=(), recipe=replace(RECIPE, pins={}))
     keys = [

@@ -19,9 +19,9 @@ from launcher.base.settings import Settings
 from launcher.images.builder import inputs
 from launcher.images.builder.image import BuildRequest
 from launcher.images.engine import connect
-from launcher.images.matrix.load import load_lock, load_matrix
+from launcher.images.matrix.matrix_file import load_lock, load_matrix
 from launcher.images.matrix.recipe import recipe, sha256_of_pin
-from launcher.images.sources import fetch, source, uv
+from launcher.images.sources import fetch, megatron_source, uv
 
 from .conftest import Place, commit_all, wheel
 
@@ -124,9 +124,9 @@ def test_git_asks_a_mirror_with_its_password_in_no_command_line(
     for name, value in {"COUNT": "1", "KEY_0": "http.userAgent", "VALUE_0": "x"}.items():
         monkeypatch.setenv(f"GIT_CONFIG_{name}", value)
     site = replace(empty_site, git_mirror=f"{mirror.login_address}/")
-    assert source.commit_of(URL, "core_v1", site) == commit
+    assert megatron_source.commit_of(URL, "core_v1", site) == commit
     with pytest.raises(BuildError, match="git can't fetch"):  # a server without git takes no depth
-        source.repository(URL, commit, site)
+        megatron_source.repository(URL, commit, site)
     assert len([line for line in mirror.seen if "remote-http" in line]) >= 2
     assert shown(mirror) == []
 
@@ -142,7 +142,7 @@ def test_git_takes_a_name_without_a_password_from_the_address(
     monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(tmp_path / "config"))
     site = replace(empty_site, git_mirror=f"http://me@{mirror.host}/")
     with pytest.raises(BuildError, match="not found"):
-        source.commit_of(URL, "core_v1", site)
+        megatron_source.commit_of(URL, "core_v1", site)
     assert mirror.came_in == ["/a/b.git/info/refs?service=git-upload-pack"]
     assert not any("me@" in line for line in mirror.seen)
 
@@ -218,7 +218,9 @@ def test_a_row_that_fails_keeps_no_other_from_being_fetched(
         return [tmp_path / "a.whl"]
 
     monkeypatch.setattr(fetch, "wheels", wheels)
-    monkeypatch.setattr(source, "from_sdist", lambda *_: SimpleNamespace(at=tmp_path / "b.tar.gz"))
+    monkeypatch.setattr(
+        megatron_source, "from_sdist", lambda *_: SimpleNamespace(at=tmp_path / "b.tar.gz")
+    )
     rows = [
         (recipe(MATRIX, LOCK, "24.10"), BuildRequest("24.10")),
         (CPU, BuildRequest("cpu", base="gone:1")),
@@ -247,7 +249,7 @@ def test_a_commit_is_named_by_its_publisher_s_url(
     assert row.locked.git is not None
     found = SimpleNamespace(revision=row.locked.git.commit, at=tmp_path)
     monkeypatch.setattr(fetch, "wheels", lambda *_: [])
-    monkeypatch.setattr(source, "from_git", lambda *_: found)
+    monkeypatch.setattr(megatron_source, "from_git", lambda *_: found)
     site = replace(empty_site, git_mirror="https://mirror.example/")
     (one,), _ = inputs.fetch_all(
         [(row, BuildRequest("24.10"))], MATRIX, None, site, Progress(io.StringIO())

@@ -21,8 +21,8 @@ from launcher.base.screen import Progress
 from launcher.base.settings import Settings
 from launcher.images.builder import attest, image, sbom, verify
 from launcher.images.builder.image import BuildRequest, Builds, build_all
-from launcher.images.matrix.load import find_release, load_matrix
 from launcher.images.matrix.locked import LockedImage, LockedPlatform
+from launcher.images.matrix.matrix_file import find_release, load_matrix
 from launcher.images.matrix.recipe import recipe
 from launcher.images.matrix.schema import AMD64
 from launcher.images.oci import registry

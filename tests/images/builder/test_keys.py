@@ -11,7 +11,7 @@ import pytest
 
 from launcher.base.settings import ROOT, settings
 from launcher.images.builder.keys import keys
-from launcher.images.matrix.load import load_lock, load_matrix
+from launcher.images.matrix.matrix_file import load_lock, load_matrix
 
 
 @pytest.fixture(scope="module")

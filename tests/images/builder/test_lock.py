@@ -13,8 +13,8 @@ import yaml
 from launcher.base.errors import BuildError, EngineError, UsageError
 from launcher.base.screen import Progress
 from launcher.base.settings import Settings
-from launcher.images.matrix.load import load_lock, load_matrix
 from launcher.images.matrix.locked import Lock, LockedImage, LockedPlatform, LockedRelease
+from launcher.images.matrix.matrix_file import load_lock, load_matrix
 from launcher.images.matrix.schema import GitSource, Matrix
 from launcher.images.oci import registry
 from launcher.images.oci.registry import ImageDigests
@@ -377,9 +377,9 @@ def test_a_file_of_which_an_index_has_no_sha256_is_told() -> None:
 def test_a_branch_is_locked_with_its_name_and_holds_as_long_as_it_is_named(
     monkeypatch: pytest.MonkeyPatch, empty_site: Settings
 ) -> None:
-    monkeypatch.setattr(lock.source, "commit_of", lambda url, ref, site: "a" * 40)
-    monkeypatch.setattr(lock.source, "repository", lambda url, commit, site: Path(url))
-    monkeypatch.setattr(lock.source, "git", lambda *_: f"{'b' * 40} 1700000000\n")
+    monkeypatch.setattr(lock.megatron_source, "commit_of", lambda url, ref, site: "a" * 40)
+    monkeypatch.setattr(lock.megatron_source, "repository", lambda url, commit, site: Path(url))
+    monkeypatch.setattr(lock.megatron_source, "git", lambda *_: f"{'b' * 40} 1700000000\n")
     found = lock._lock_git(GitSource(url="https://github.com/x/y.git", ref="r"), empty_site)
     assert (found.commit, found.ref) == ("a" * 40, "r")
     own = load_lock()

@@ -25,7 +25,7 @@ from launcher.images.builder.verify import (
     check_platform,
     check_torch,
 )
-from launcher.images.matrix.load import load_matrix
+from launcher.images.matrix.matrix_file import load_matrix
 from launcher.images.matrix.schema import Row
 
 MATRIX = load_matrix()

@@ -18,12 +18,12 @@ import pytest
 from launcher.base.errors import BuildError, EngineError, LauncherError, UsageError
 from launcher.base.settings import Settings
 from launcher.images.builder.inputs import Commit, FetchedInputs
-from launcher.images.carry import bundle, images, save
+from launcher.images.carry import bundle, image_lookup, save
 from launcher.images.carry.check import DamagedError
 from launcher.images.carry.load import load
-from launcher.images.matrix.load import load_lock, load_matrix
+from launcher.images.matrix.matrix_file import load_lock, load_matrix
 from launcher.images.matrix.recipe import recipe
-from launcher.images.sources import fetch, source
+from launcher.images.sources import fetch, megatron_source
 from tests import cut
 from tests.images.builder.conftest import checkout, commit_all  # noqa: F401  # a fixture
 from tests.test_crashes import KILLED, age, crash
@@ -46,7 +46,7 @@ def fetched(empty_site: Settings, tmp_path: Path, checkout: Path) -> FetchedInpu
     commit_all(checkout)
     (checkout / "setup.py").write_text("print('second')\n")
     head = commit_all(checkout)
-    at = source.repository(URL, head, empty_site, at=f"file://{checkout}")
+    at = megatron_source.repository(URL, head, empty_site, at=f"file://{checkout}")
     wheels = tuple(
         put(empty_site, tmp_path, text, f"{text.decode()}-1.whl") for text in (b"b", b"a")
     )
@@ -78,8 +78,10 @@ def test_what_was_packed_is_what_is_taken(
         digest = hashlib.sha256(content).hexdigest()
         assert fetch.checked(digest, "", there).read_bytes() == content
     (commit,) = index.commits
-    repository = source.repository(URL, commit.commit, there, at="file:///nowhere")
-    assert source.git(repository, "show", f"{commit.commit}:setup.py") == "print('second')\n"
+    repository = megatron_source.repository(URL, commit.commit, there, at="file:///nowhere")
+    assert (
+        megatron_source.git(repository, "show", f"{commit.commit}:setup.py") == "print('second')\n"
+    )
     fsck = ["git", "-C", str(repository), "fsck", "--full", "--strict"]
     assert subprocess.run(fsck, capture_output=True).returncode == 0
     assert sorted(path.name for path in there.cache.iterdir()) == ["git", "sha256"]
@@ -162,7 +164,7 @@ def test_another_image_in_its_place_is_told(folder: Path, tmp_path: Path) -> Non
     index, engine = bundle.check_bundle(folder, QUIET), Engine()
     other = engine.add("base:1", (*BASE_LAYERS, b"more"))
     shutil.rmtree(place)
-    save.save(cast("Any", engine), images.find(engine, other.names[0]), place, QUIET)
+    save.save(cast("Any", engine), image_lookup.find(engine, other.names[0]), place, QUIET)
     with pytest.raises(DamagedError, match=rf"images/{place.name}/transfer\.json"):
         bundle.check_bundle(folder, QUIET)
     with pytest.raises(DamagedError, match=rf"images/{place.name}/transfer\.json"):

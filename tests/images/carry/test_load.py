@@ -18,13 +18,13 @@ from urllib3.exceptions import ProtocolError
 from launcher.base.errors import EngineError, UsageError
 from launcher.base.settings import Settings
 from launcher.images.builder import beside
-from launcher.images.carry import images
+from launcher.images.carry import image_lookup
 from launcher.images.carry.check import DamagedError, check_saved
 from launcher.images.carry.load import LoadedImage, load, put_beside
 from launcher.images.carry.remote import OtherImageError
 from launcher.images.carry.save import save
-from launcher.images.oci import layout
-from launcher.images.oci.layout import BaseImage, Listing
+from launcher.images.oci import oci_layout
+from launcher.images.oci.oci_layout import BaseImage, Listing
 from tests.images.builder.made import IMAGE, WHEEL, made
 
 from .conftest import BASE_LAYERS, FORMS, OWN_LAYERS, Engine, filled
@@ -83,7 +83,7 @@ def test_one_without_what_its_row_shares_is_loaded_beside_another_of_the_row(
 ) -> None:
     """Also where it was saved from containerd's store, whose IDs are those of manifests."""
     engine = filled()
-    image = images.find(engine, "megatron:24.10")
+    image = image_lookup.find(engine, "megatron:24.10")
     id = f"sha256:{'1' * 64}" if by_manifest else image.id
     shared = BaseImage(name=image.names[0], id=id, digests=(), layers=image.layers[:-1])
     save(engine, image, tmp_path, QUIET, shared)
@@ -107,7 +107,7 @@ def test_any_change_of_any_file_is_told_and_nothing_is_loaded(
     flipped = bytes([content[place] ^ data.draw(st.integers(1, 255))])
     damaged = [content[:place] + flipped + content[place + 1 :], content[:place], content + b"\0"]
     file.write_bytes(data.draw(st.sampled_from(damaged)))
-    if path != layout.LISTING and data.draw(st.booleans()):
+    if path != oci_layout.LISTING and data.draw(st.booleans()):
         file.unlink()
     try:
         with pytest.raises(DamagedError) as caught:
@@ -123,7 +123,7 @@ def test_any_change_of_any_file_is_told_and_nothing_is_loaded(
 
 def test_all_that_is_wrong_is_told_at_once_with_both_hashes(tmp_path: Path) -> None:
     saved(filled(), tmp_path)
-    first, second = sorted((tmp_path / layout.BLOBS).iterdir())[:2]
+    first, second = sorted((tmp_path / oci_layout.BLOBS).iterdir())[:2]
     first.write_bytes(bytes(first.stat().st_size))
     second.unlink()
     with pytest.raises(DamagedError) as caught:
@@ -133,8 +133,8 @@ def test_all_that_is_wrong_is_told_at_once_with_both_hashes(tmp_path: Path) -> N
     assert hashlib.sha256(first.read_bytes()).hexdigest() in text
     assert f"{second.name}\n    expected: " in text
     assert "found:    missing" in text
-    (tmp_path / layout.LISTING).unlink()
-    (tmp_path / layout.LISTING).mkdir()  # what can't be read is damaged, too
+    (tmp_path / oci_layout.LISTING).unlink()
+    (tmp_path / oci_layout.LISTING).mkdir()  # what can't be read is damaged, too
     with pytest.raises(DamagedError, match=r"transfer\.json\n    expected: unknown"):
         check_saved(tmp_path, QUIET)
 
@@ -189,12 +189,12 @@ def test_a_file_that_cannot_be_read_any_more_is_told_and_not_as_the_engines(
     tmp_path: Path, thin: bool
 ) -> None:
     saved(filled(), tmp_path, thin)
-    file = max((tmp_path / layout.BLOBS).iterdir(), key=lambda path: path.stat().st_size)
+    file = max((tmp_path / oci_layout.BLOBS).iterdir(), key=lambda path: path.stat().st_size)
     engine = Unreadable(file)
     engine.add("base:1", BASE_LAYERS)
     with pytest.raises(DamagedError) as caught:
         load(engine, tmp_path, QUIET)
-    assert f"  {layout.BLOBS}/{file.name}\n    expected: " in str(caught.value)
+    assert f"  {oci_layout.BLOBS}/{file.name}\n    expected: " in str(caught.value)
     assert "found:    isn't read: it is no regular file" in str(caught.value)
     assert engine.loads == 1
 
@@ -221,7 +221,7 @@ def test_names_of_others_are_given_upon_request_alone(tmp_path: Path) -> None:
     engine = filled()
     saved(engine, tmp_path / "ours")
     engine.tag(engine.find("megatron:24.10").id, "docker.io/library/python", "3")
-    other = images.find(engine, "docker.io/library/python:3")
+    other = image_lookup.find(engine, "docker.io/library/python:3")
     save(engine, other, tmp_path / "other", QUIET)
     there = Engine()
     before = there.add("docker.io/library/python:3", (b"before",))
@@ -232,7 +232,7 @@ def test_names_of_others_are_given_upon_request_alone(tmp_path: Path) -> None:
     assert before.names == ["docker.io/library/python:3"]
     loaded = load(there, tmp_path / "other", QUIET, all_tags=True)
     assert loaded.moved == loaded.names == ("docker.io/library/python:3",)
-    both = replace(images.find(filled(), "megatron:24.10"), names=("megatron:1", "mine/x:1"))
+    both = replace(image_lookup.find(filled(), "megatron:24.10"), names=("megatron:1", "mine/x:1"))
     save(filled(), both, tmp_path / "both", QUIET)
     loaded = load(Engine(), tmp_path / "both", QUIET)
     assert (loaded.names, loaded.left) == (("megatron:1",), ("mine/x:1",))
@@ -246,7 +246,7 @@ def test_another_image_than_the_expected_one_is_refused(folder: Path, of: str) -
         load(engine, folder, QUIET, f"sha256:{'0' * 64}")
     assert caught.value.exit_code == 1
     assert engine.loads == 0
-    listing = layout.parse((folder / layout.LISTING).read_bytes(), Listing)
+    listing = oci_layout.parse((folder / oci_layout.LISTING).read_bytes(), Listing)
     assert (
         load(engine, folder, QUIET, getattr(listing, of)).id == filled().find("megatron:24.10").id
     )

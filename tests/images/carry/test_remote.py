@@ -16,7 +16,7 @@ from docker.errors import APIError
 from launcher.base.errors import EngineError, UsageError
 from launcher.base.screen import Progress
 from launcher.cli.transfer import pull as pull_command
-from launcher.images.carry import images, remote
+from launcher.images.carry import image_lookup, remote
 from launcher.images.matrix.locked import LockedImage, LockedPlatform
 from launcher.images.oci.registry import ImageDigests
 
@@ -156,9 +156,10 @@ def test_a_locked_image_comes_from_its_mirror_or_from_the_registry_that_is_named
         asked.append((there, list(expected), own))
         return remote.RemoteCopy(there, A, C)
 
-    monkeypatch.setattr("launcher.images.matrix.load.load_matrix", lambda: matrix)
+    monkeypatch.setattr("launcher.images.matrix.matrix_file.load_matrix", lambda: matrix)
     monkeypatch.setattr(
-        "launcher.images.matrix.load.load_lock", lambda path: SimpleNamespace(images={name: locked})
+        "launcher.images.matrix.matrix_file.load_lock",
+        lambda path: SimpleNamespace(images={name: locked}),
     )
     monkeypatch.setattr("launcher.images.engine.connect.connect", lambda timeout: None)
     monkeypatch.setattr(remote, "pull", pull)
@@ -182,6 +183,6 @@ def test_a_locked_image_comes_from_its_mirror_or_from_the_registry_that_is_named
 def test_a_name_at_a_registry(name: str, prefix: str | None, there: str | None) -> None:
     with nullcontext() if there else pytest.raises(UsageError, match="names no registry"):
         assert remote.remote_name(name, prefix) == there
-    assert images.digest("a" * 64) == images.digest(A) == A
+    assert image_lookup.digest("a" * 64) == image_lookup.digest(A) == A
     with pytest.raises(UsageError, match="isn't a digest"):
-        images.digest("sha256:12")
+        image_lookup.digest("sha256:12")

@@ -20,11 +20,11 @@ from launcher.base import files, owned
 from launcher.base.errors import EngineError, UsageError
 from launcher.base.screen import Progress
 from launcher.base.zstd import zstd
-from launcher.images.carry import images
-from launcher.images.carry.images import EngineImage
+from launcher.images.carry import image_lookup
+from launcher.images.carry.image_lookup import EngineImage
 from launcher.images.carry.save import BEGUN, BLOB, INCOMING, save
-from launcher.images.oci import layout
-from launcher.images.oci.layout import Listing
+from launcher.images.oci import oci_layout
+from launcher.images.oci.oci_layout import Listing
 from launcher.images.oci.saved import chain_ids
 
 from .conftest import BASE_LAYERS, FORMS, OWN_LAYERS, Engine, filled, sha256
@@ -34,8 +34,8 @@ QUIET = Progress(open("/dev/null", "w"))  # noqa: SIM115
 
 
 def saved(engine: Engine, folder: Path, thin: bool = False) -> Listing:
-    image = images.find(engine, "megatron:24.10")
-    base = images.base_of(engine, image, {}) if thin else None
+    image = image_lookup.find(engine, "megatron:24.10")
+    base = image_lookup.base_of(engine, image, {}) if thin else None
     return save(engine, image, folder, QUIET, base, DOCUMENTS)
 
 
@@ -74,9 +74,9 @@ def kept(before: dict[Path, os.stat_result], folder: Path) -> int:
 def test_it_is_an_oci_layout(tmp_path: Path, form: str, thin: bool) -> None:
     listing = saved(filled(form), tmp_path, thin)
     held = contents(tmp_path)
-    assert set(held) == {*(file.path for file in listing.files), layout.LISTING, "SHA256SUMS"}
-    assert held[layout.LISTING] == layout.render(listing)
-    assert held["SHA256SUMS"] == layout.sums(listing)
+    assert set(held) == {*(file.path for file in listing.files), oci_layout.LISTING, "SHA256SUMS"}
+    assert held[oci_layout.LISTING] == oci_layout.render(listing)
+    assert held["SHA256SUMS"] == oci_layout.sums(listing)
     assert json.loads(held["oci-layout"]) == {"imageLayoutVersion": "1.0.0"}
     (first, second) = json.loads(held["index.json"])["manifests"]
     assert first["digest"] == second["digest"] == listing.manifest
@@ -87,29 +87,29 @@ def test_it_is_an_oci_layout(tmp_path: Path, form: str, thin: bool) -> None:
         }
         for tag in ("24.10", "24.10-0.9.0")
     ]
-    manifest = json.loads(held[layout.blob_path(listing.manifest)])
-    assert len(held[layout.blob_path(listing.manifest)]) == first["size"]
+    manifest = json.loads(held[oci_layout.blob_path(listing.manifest)])
+    assert len(held[oci_layout.blob_path(listing.manifest)]) == first["size"]
     image = filled(form).find("megatron:24.10")
     assert listing.image == manifest["config"]["digest"] == image.id
     for number, (one, diff_id) in enumerate(zip(manifest["layers"], image.diff_ids, strict=True)):
-        there = held.get(layout.blob_path(one["digest"]))
+        there = held.get(oci_layout.blob_path(one["digest"]))
         if thin and number in (0, 2):
             assert listing.base is not None
             assert listing.base.layers == tuple(map(sha256, BASE_LAYERS))
             assert there is None
             if form != "packed":
-                assert (one["mediaType"], one["digest"]) == (layout.LAYER_TYPE, diff_id)
+                assert (one["mediaType"], one["digest"]) == (oci_layout.LAYER_TYPE, diff_id)
             continue
         assert there is not None
         assert (len(there), sha256(there)) == (one["size"], one["digest"])
         if form == "packed":
-            assert one["mediaType"] == f"{layout.LAYER_TYPE}+gzip"
+            assert one["mediaType"] == f"{oci_layout.LAYER_TYPE}+gzip"
             assert sha256(gzip.decompress(there)) == diff_id
             assert "annotations" not in one
         else:
-            assert one["mediaType"] == f"{layout.LAYER_TYPE}+zstd"
+            assert one["mediaType"] == f"{oci_layout.LAYER_TYPE}+zstd"
             assert sha256(zstd.decompress(there)) == diff_id
-            assert one["annotations"] == {layout.UNPACKED: diff_id}
+            assert one["annotations"] == {oci_layout.UNPACKED: diff_id}
     if form != "packed":  # every format gives the same files
         assert whole("legacy", thin) == held
 
@@ -125,7 +125,7 @@ def test_a_save_that_is_cut_off_is_not_taken_for_a_whole_one_and_the_next_comple
         saved(engine, folder, thin)
     except EngineError as error:
         assert "ended its stream early" in error.problem
-        assert not (folder / layout.LISTING).exists()
+        assert not (folder / oci_layout.LISTING).exists()
     engine.ends = None
     saved(engine, folder, thin)
     assert contents(folder) == whole(form, thin)
@@ -153,7 +153,7 @@ def test_layers_are_found_again_whenever_a_save_is_killed(
             try:
                 saved(engine, folder)
             except KeyboardInterrupt:
-                assert not (folder / layout.LISTING).exists()
+                assert not (folder / oci_layout.LISTING).exists()
             else:
                 break
         begun = folder / INCOMING / BEGUN
@@ -167,15 +167,15 @@ def test_layers_are_found_again_whenever_a_save_is_killed(
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"layers": 1}', '{"layers": [1]}'])
-@pytest.mark.parametrize("damaged", ["manifest", layout.LISTING, "both"])
+@pytest.mark.parametrize("damaged", ["manifest", oci_layout.LISTING, "both"])
 def test_where_what_tells_of_layers_is_damaged_they_are_written_again(
     tmp_path: Path, text: str, damaged: str
 ) -> None:
     listing = saved(filled(), tmp_path)
-    if damaged != layout.LISTING:
-        (tmp_path / layout.blob_path(listing.manifest)).write_text(text)
+    if damaged != oci_layout.LISTING:
+        (tmp_path / oci_layout.blob_path(listing.manifest)).write_text(text)
     if damaged != "manifest":
-        (tmp_path / layout.LISTING).write_text(text)
+        (tmp_path / oci_layout.LISTING).write_text(text)
     saved(filled(), tmp_path)
     assert contents(tmp_path) == whole()
 
@@ -187,7 +187,7 @@ def test_a_configuration_may_begin_with_a_blank(tmp_path: Path, form: str) -> No
     held.config = b"\n " + held.config
     engine.images[held.id] = held
     listing = saved(engine, tmp_path)
-    assert (tmp_path / layout.blob_path(listing.image)).read_bytes() == held.config
+    assert (tmp_path / oci_layout.blob_path(listing.image)).read_bytes() == held.config
 
 
 def begin(engine: Engine, image: EngineImage, folder: Path, complete: bool = False) -> None:
@@ -196,14 +196,14 @@ def begin(engine: Engine, image: EngineImage, folder: Path, complete: bool = Fal
     with nullcontext() if complete else pytest.raises(EngineError):
         save(engine, image, folder, QUIET)
     engine.ends = None
-    assert (folder / layout.LISTING).exists() == complete
+    assert (folder / oci_layout.LISTING).exists() == complete
 
 
 @pytest.mark.parametrize("left", [None, b"", b'["megatron:24', b'{"blobs": {"x": 1}}', "whole"])
 def test_a_save_that_was_cut_off_is_gone_on_with(tmp_path: Path, left: bytes | str | None) -> None:
     """What it has written is kept where it tells of that."""
     engine = filled()
-    begin(engine, images.find(engine, "megatron:24.10"), tmp_path / "cut")
+    begin(engine, image_lookup.find(engine, "megatron:24.10"), tmp_path / "cut")
     begun = tmp_path / "cut" / INCOMING / BEGUN
     if isinstance(left, bytes):
         begun.write_bytes(left)
@@ -237,7 +237,7 @@ def test_what_a_link_among_the_folders_leads_to_stays(tmp_path: Path, inner: str
 def test_a_piece_that_is_a_link_isnt_written_through(tmp_path: Path, link: str) -> None:
     stick, thesis = tmp_path / "stick", tmp_path / "thesis"
     thesis.write_text("x")
-    begin(filled(), images.find(filled(), "megatron:24.10"), stick)
+    begin(filled(), image_lookup.find(filled(), "megatron:24.10"), stick)
     path = stick / INCOMING / BLOB
     path.unlink(missing_ok=True)
     (path.symlink_to if link == "symbolic" else path.hardlink_to)(thesis)
@@ -258,18 +258,18 @@ def test_a_folder_of_our_shape_that_no_save_made_is_refused(tmp_path: Path) -> N
     (tmp_path / owned.MARKER).unlink()
     with pytest.raises(UsageError, match="no launcher has made it"):
         saved(filled(), tmp_path)
-    assert (tmp_path / layout.LISTING).exists()
+    assert (tmp_path / oci_layout.LISTING).exists()
 
 
 @pytest.mark.parametrize("complete", [False, True])
 def test_an_image_is_the_same_under_other_names(tmp_path: Path, complete: bool) -> None:
     """Another of its names, one that it got since, and none but its ID."""
     engine = filled()
-    first = images.find(engine, "megatron:24.10-0.9.0")
+    first = image_lookup.find(engine, "megatron:24.10-0.9.0")
     begin(engine, first, tmp_path, complete)
     engine.find("megatron:24.10").names += ["megatron:newest", "other:1"]
     for name in ("megatron:24.10", "other:1", first.id):
-        image = images.find(engine, name)
+        image = image_lookup.find(engine, name)
         assert save(engine, image, tmp_path, QUIET).names == image.names
 
 
@@ -289,7 +289,9 @@ def test_an_image_that_was_built_again_takes_the_place_of_its_name(tmp_path: Pat
 def test_images_without_names_are_told_apart(tmp_path: Path, complete: bool) -> None:
     engine = filled()
     other = engine.add("other:1", (*BASE_LAYERS, b"other"))
-    first, second = (images.find(engine, one.id) for one in (engine.find("megatron:24.10"), other))
+    first, second = (
+        image_lookup.find(engine, one.id) for one in (engine.find("megatron:24.10"), other)
+    )
     begin(engine, first, tmp_path, complete)
     before = contents(tmp_path)
     with pytest.raises(UsageError, match=f"holds another image: {first.id}"):
@@ -305,13 +307,13 @@ def test_a_layer_that_is_another_is_refused(tmp_path: Path) -> None:
     with pytest.raises(EngineError, match="store is damaged"):
         saved(engine, tmp_path)
     assert sha256(OWN_LAYERS[0]) in str(caught.value)
-    assert not (tmp_path / layout.LISTING).exists()
+    assert not (tmp_path / oci_layout.LISTING).exists()
 
 
 def test_no_image_and_no_base_are_told(tmp_path: Path) -> None:
     engine = Engine()
     with pytest.raises(EngineError, match=r"no image megatron:24\.10") as caught:
-        images.find(engine, "megatron:24.10")
+        image_lookup.find(engine, "megatron:24.10")
     assert caught.value.remedy == "make image TAG=24.10"
     engine.add("megatron:24.10", (*BASE_LAYERS, *OWN_LAYERS))
     with pytest.raises(EngineError, match="doesn't have the image that it was built on"):
@@ -322,36 +324,41 @@ def test_a_base_that_is_chosen_shares_what_it_shares() -> None:
     engine = filled()
     engine.add("megatron:24.09", (*BASE_LAYERS, OWN_LAYERS[0], b"other"))
     engine.add("far:1", (b"far",))
-    image = images.find(engine, "megatron:24.10")
-    base = images.base_of(engine, image, {}, "megatron:24.09")
+    image = image_lookup.find(engine, "megatron:24.10")
+    base = image_lookup.base_of(engine, image, {}, "megatron:24.09")
     assert base.layers == tuple(map(sha256, (*BASE_LAYERS, OWN_LAYERS[0])))
     with pytest.raises(EngineError, match="has no layer of it"):
-        images.base_of(engine, image, {}, "far:1")
+        image_lookup.base_of(engine, image, {}, "far:1")
     with pytest.raises(EngineError, match="is the same image"):
-        images.base_of(engine, image, {}, "megatron:24.10-0.9.0")
+        image_lookup.base_of(engine, image, {}, "megatron:24.10-0.9.0")
 
 
 def test_packages_of_the_row_count_as_the_bases() -> None:
     """Not the base's layers alone: torch is among the packages, and much larger."""
     engine = filled()
     rows = {"cpu": SimpleNamespace(packages=["torch"], base="base:1")}
-    labels = {images.BASE_NAME: "base:1", f"{images.LABEL}row": "cpu"}
+    labels = {image_lookup.BASE_NAME: "base:1", f"{image_lookup.LABEL}row": "cpu"}
     ours = engine.add("megatron:cpu", (*BASE_LAYERS, *OWN_LAYERS), **labels)
-    image = images.find(engine, ours.names[0])
+    image = image_lookup.find(engine, ours.names[0])
     engine.histories[image.id] = ["COPY /stage/ / # buildkit"]
-    base = images.base_of(engine, image, rows)
+    base = image_lookup.base_of(engine, image, rows)
     assert (base.id, base.layers) == (image.id, image.layers[:-1])
     engine.histories[image.id].insert(0, "RUN pip install more")  # somebody's, made from ours
-    assert images.base_of(engine, image, rows).name == "base:1"
+    assert image_lookup.base_of(engine, image, rows).name == "base:1"
 
 
 def test_the_base_is_found_by_its_name_before_its_layers() -> None:
     engine = filled()
     engine.add("whole:1", (*BASE_LAYERS, OWN_LAYERS[0]))
-    image = images.find(engine, "megatron:24.10")
-    assert images.base_of(engine, image, {}).name == "whole:1"
-    labelled = engine.add("ours:1", (*BASE_LAYERS, *OWN_LAYERS), **{images.BASE_NAME: "base:1"})
-    assert images.base_of(engine, images.find(engine, labelled.names[0]), {}).name == "base:1"
+    image = image_lookup.find(engine, "megatron:24.10")
+    assert image_lookup.base_of(engine, image, {}).name == "whole:1"
+    labelled = engine.add(
+        "ours:1", (*BASE_LAYERS, *OWN_LAYERS), **{image_lookup.BASE_NAME: "base:1"}
+    )
+    assert (
+        image_lookup.base_of(engine, image_lookup.find(engine, labelled.names[0]), {}).name
+        == "base:1"
+    )
 
 
 @pytest.mark.parametrize(
@@ -369,7 +376,7 @@ def test_the_base_is_found_by_its_name_before_its_layers() -> None:
     ],
 )
 def test_an_image_is_named_by_row_or_name(text: str, name: str) -> None:
-    assert images.reference(text, {"24.10": None, "cuda-12.4": None}) == name
+    assert image_lookup.reference(text, {"24.10": None, "cuda-12.4": None}) == name
 
 
 @pytest.mark.parametrize(
@@ -386,7 +393,7 @@ def test_an_image_has_its_names_however_engine_and_user_write_docker_hub_s(
 ) -> None:
     engine = Engine()
     engine.add(told.format(1), BASE_LAYERS).names.append(told.format(2))
-    found = images.find(engine, asked.format(2))
+    found = image_lookup.find(engine, asked.format(2))
     assert found.names == (asked.format(2), asked.format(1))
 
 

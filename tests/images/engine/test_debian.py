@@ -20,7 +20,7 @@ from launcher.base.errors import EngineError
 from launcher.base.settings import ROOT
 from launcher.images.engine import connect
 from launcher.images.engine.private import debian, packages, private
-from launcher.images.matrix.load import load_matrix
+from launcher.images.matrix.matrix_file import load_matrix
 from launcher.tools.demo import TAGS
 from tests.e2e.site import program
 from tests.images.carry.conftest import Engine

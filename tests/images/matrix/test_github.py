@@ -10,7 +10,7 @@ import pytest
 from launcher import cli
 from launcher.base.errors import UsageError
 from launcher.images.matrix import github
-from launcher.images.matrix.load import load_matrix
+from launcher.images.matrix.matrix_file import load_matrix
 from launcher.images.matrix.schema import misfit
 
 MATRIX = load_matrix()
@@ -124,7 +124,7 @@ def test_a_row_has_a_job_on_each_platform_that_a_runner_takes(
 ) -> None:
     row = MATRIX.rows["24.10"].model_copy(update={"platforms": ["linux/amd64", "linux/arm64"]})
     matrix = MATRIX.model_copy(update={"rows": {"24.10": row}})
-    monkeypatch.setattr("launcher.images.matrix.load.load_matrix", lambda: matrix)
+    monkeypatch.setattr("launcher.images.matrix.matrix_file.load_matrix", lambda: matrix)
     jobs = printed(capsys, "--cuda-runner", "big", "--arm64-runner", "self-hosted,ARM64")
     assert [(job["platform"], job["runner"]) for job in jobs] == [
         ("linux/amd64", ["big"]),

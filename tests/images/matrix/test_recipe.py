@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from launcher.base.errors import UsageError
-from launcher.images.matrix.load import load_lock, load_matrix
+from launcher.images.matrix.matrix_file import load_lock, load_matrix
 from launcher.images.matrix.recipe import check_packages, locked_hashes, recipe, sha256_of_pin
 
 MATRIX, LOCK = load_matrix(), load_lock()

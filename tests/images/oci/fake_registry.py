@@ -18,7 +18,7 @@ import pytest
 from docker.errors import NotFound
 
 from launcher.images.oci import registry
-from launcher.images.oci.layout import sha256
+from launcher.images.oci.oci_layout import sha256
 from launcher.images.oci.registry import ImageDigests
 from tests.images.builder.conftest import serving as on_loopback
 

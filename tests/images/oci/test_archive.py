@@ -29,9 +29,9 @@ from launcher.base import owned
 from launcher.base.errors import EngineError, UsageError
 from launcher.base.zstd import zstd
 from launcher.images.carry.save import INCOMING, write_blob
-from launcher.images.oci import archive, layout, packed, settle
+from launcher.images.oci import archive, oci_layout, packed, settle
 from launcher.images.oci.blocks import ChunkStream, read_small
-from launcher.images.oci.layout import BaseImage, Blob, LayoutFile, Listing
+from launcher.images.oci.oci_layout import BaseImage, Blob, LayoutFile, Listing
 
 LABELS = {"b": "2", "a": "1"}
 
@@ -145,14 +145,14 @@ LISTING = Listing(
         LayoutFile(path="documents/sbom.cdx.json", size=1, sha256=C),
     ),
 )
-TEXT = layout.render(LISTING)
+TEXT = oci_layout.render(LISTING)
 
 
 @given(st.integers(0, len(TEXT) - 1), st.integers(1, 255))
 def test_no_byte_of_it_can_be_another(place: int, flipped: int) -> None:
     changed = bytearray(TEXT)
     changed[place] ^= flipped
-    assert layout.parse(bytes(changed), Listing) is None
+    assert oci_layout.parse(bytes(changed), Listing) is None
 
 
 @pytest.mark.parametrize("path", ["../x", "/etc/passwd", "blobs/sha256/x", f"parts/{A}", "a\nb"])

@@ -19,10 +19,10 @@ from docker.errors import APIError
 
 from launcher.base.errors import EngineError
 from launcher.base.reference import parse_reference
-from launcher.images.oci import container as containers
+from launcher.images.oci import inspection as containers
 from launcher.images.oci import registry
-from launcher.images.oci.container import container_of, copy_out
-from launcher.images.oci.layout import sha256
+from launcher.images.oci.inspection import container_of, copy_out
+from launcher.images.oci.oci_layout import sha256
 from launcher.images.oci.pull import classify, describe_pull_failure, unpullable
 from launcher.images.oci.registry import PLATFORM, address_of, resolve
 from launcher.images.sources.pins import digest_at

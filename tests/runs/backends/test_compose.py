@@ -11,8 +11,8 @@ import pytest
 import yaml
 
 from launcher.base.errors import UsageError
-from launcher.images.matrix import render
-from launcher.images.matrix.load import load_matrix
+from launcher.images.matrix import dockerfile
+from launcher.images.matrix.matrix_file import load_matrix
 from launcher.runs.backends.compose import compose_examples, compose_request
 from launcher.runs.plan.mounts import Mount
 from launcher.runs.plan.plan import Plan
@@ -132,7 +132,9 @@ def test_what_is_shown_is_what_runs(several: Plan) -> None:
 
 def test_examples_are_what_is_rendered() -> None:
     found = compose_examples.files(load_matrix(), ROOT)
-    assert {path for path in found if render.drift({path: found[path]}, ROOT) == [path]} == set()
+    assert {
+        path for path in found if dockerfile.drift({path: found[path]}, ROOT) == [path]
+    } == set()
     assert {path.name for path in (ROOT / "compose").glob("*.yaml")} == {p.name for p in found}
 
 

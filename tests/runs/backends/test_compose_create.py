@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 
-from launcher.images.engine.compose import compose as program
+from launcher.images.engine.compose_plugin import compose as program
 from launcher.images.engine.connect import cli_environment
 from launcher.runs.backends.compose import compose_job, compose_request
 from launcher.runs.plan.plan import Plan

@@ -11,7 +11,7 @@ from launcher.base.settings import ROOT
 
 BACKEND = """
 from launcher.cli.command import argument, command
-from launcher.runs.plan.image import ImageFacts
+from launcher.runs.plan.image_facts import ImageFacts
 from launcher.runs.plan.job import Backend
 
 class Theirs(Backend):

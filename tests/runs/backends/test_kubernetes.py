@@ -25,9 +25,9 @@ from launcher.runs.follow.assemble import assemble, new_stamp
 from launcher.runs.plan.job import EndCause, ExitStatus
 from launcher.runs.plan.mounts import Mount
 from launcher.runs.plan.plan import Plan
-from launcher.runs.runfile import source
+from launcher.runs.runfile import origins
 from launcher.runs.runfile.clusters import Kubernetes
-from launcher.runs.runfile.source import RunRequest
+from launcher.runs.runfile.origins import RunRequest
 from tests.e2e.site import program
 from tests.plans import HOST, Planner
 from tools import podmodel
@@ -339,11 +339,11 @@ def test_a_value_is_nothing_but_a_value(full: Plan) -> None:
 def test_a_preset_that_wants_no_network_runs_in_a_cluster(tmp_path: Path) -> None:
     """gpt2-tiny, the first one that people try, was refused; a user's own wish is not dropped."""
     chosen = backend("kubernetes")
-    preset, own = source.load("gpt2-tiny", []), tmp_path / "own.yaml"
+    preset, own = origins.load("gpt2-tiny", []), tmp_path / "own.yaml"
     own.write_text("extends: gpt2-tiny\nresources: {network: none}\n")
     networks = [
         assemble(RunRequest(*found, "/"), chosen, new_stamp(), dry=True).plan.network
-        for found in (preset, source.load(str(own), []))
+        for found in (preset, origins.load(str(own), []))
     ]
     assert networks == [None, "none"]
 

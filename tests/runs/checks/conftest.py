@@ -9,11 +9,11 @@ import pytest
 
 from launcher.runs.checks.checks import preflight
 from launcher.runs.checks.machine import Engine, Finding, Gpu, Machine
-from launcher.runs.plan.image import ImageFacts
+from launcher.runs.plan.image_facts import ImageFacts
 from launcher.runs.plan.plan import Plan, make_plan
 from launcher.runs.plan.resolved import Resolved, resolve
 from launcher.runs.runfile.config import RunConfig
-from launcher.runs.runfile.source import Origin
+from launcher.runs.runfile.origins import Origin
 from tests.plans import HOST, STAMP, load
 
 ENGINE = Engine("27.0", "unix:///run/docker.sock", True, False, "v2 (systemd)", gpus=True)

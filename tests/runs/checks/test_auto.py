@@ -7,11 +7,11 @@ import pytest
 from launcher.base.errors import UsageError
 from launcher.runs.checks import auto
 from launcher.runs.checks.machine import Gpu
-from launcher.runs.plan.image import ImageFacts
+from launcher.runs.plan.image_facts import ImageFacts
 from launcher.runs.plan.resolved import Resolved, resolve
 from launcher.runs.records import record
 from launcher.runs.runfile.config import RunConfig
-from launcher.runs.runfile.source import Origin
+from launcher.runs.runfile.origins import Origin
 from launcher.runs.runfile.values import parse_gpus
 from tests.plans import HOST, load
 from tests.runs.checks.conftest import GB, card

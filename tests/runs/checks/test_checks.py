@@ -8,8 +8,8 @@ import pytest
 
 from launcher.agent.series import numbers
 from launcher.base.errors import PreflightError
-from launcher.images.matrix.load import load_matrix
-from launcher.runs.checks import auto, checks, saved
+from launcher.images.matrix.matrix_file import load_matrix
+from launcher.runs.checks import auto, checkpoint_folders, checks
 from launcher.runs.checks.machine import (
     UNLIMITED,
     Dataset,
@@ -294,7 +294,7 @@ def test_memory_and_disk(
 
 def test_a_length_in_samples(asked: Asker) -> None:
     run = asked("gpt3-175b")
-    assert saved.iterations(run.config) == -(-146484375 // 1536)
+    assert checkpoint_folders.iterations(run.config) == -(-146484375 // 1536)
 
 
 @pytest.mark.parametrize(
@@ -303,4 +303,4 @@ def test_a_length_in_samples(asked: Asker) -> None:
 )
 def test_when_checkpoints_are_saved(asked: Asker, done: int, total: int, at: list[int]) -> None:
     config = asked("gpt2", f"{SAVES}=5").config
-    assert saved.saves(config, done, total) == at
+    assert checkpoint_folders.saves(config, done, total) == at

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from launcher.runs.checks import fit, memory, report
+from launcher.runs.checks import fit, machine_report, memory
 from launcher.runs.checks.gather import SHM
 from launcher.runs.checks.machine import UNLIMITED, Machine, Use
 from launcher.runs.plan.layout import layout
@@ -181,45 +181,47 @@ BARE = replace(GOOD, gpus=None, engine=replace(ENGINE, gpus=False), shm=1, memlo
 
 def test_the_table() -> None:
     old = replace(GOOD, gpus=tuple(card(n, driver="535.104.05") for n in range(2)))
-    assert report.table(report.lines(old, "12.6.2", CACHE)) == TABLE
+    assert machine_report.table(machine_report.lines(old, "12.6.2", CACHE)) == TABLE
 
 
 def test_no_gpu_is_no_fault() -> None:
-    found = {line.name: line for line in report.lines(BARE, None, CACHE)}
-    assert {line.state for line in found.values()} == {report.OK}
+    found = {line.name: line for line in machine_report.lines(BARE, None, CACHE)}
+    assert {line.state for line in found.values()} == {machine_report.OK}
     assert found["GPUs"].found == "no GPU: CPU runs only"
 
 
 @pytest.mark.parametrize(
     ("machine", "cuda", "gpus", "name", "state", "mend"),
     [
-        (GOOD, None, "3", "GPUs", report.REFUSED, "--gpus 2"),
-        (GOOD, None, "device=0,7", "GPUs", report.REFUSED, "device=0,1"),
+        (GOOD, None, "3", "GPUs", machine_report.REFUSED, "--gpus 2"),
+        (GOOD, None, "device=0,7", "GPUs", machine_report.REFUSED, "device=0,1"),
         (GOOD, None, "2", "GPUs", None, ""),  # nothing is wrong with what was asked about
-        (NO_TOOLKIT, None, None, "toolkit", report.REFUSED, "nvidia-ctk"),
+        (NO_TOOLKIT, None, None, "toolkit", machine_report.REFUSED, "nvidia-ctk"),
         (NO_TOOLKIT, None, "0", "toolkit", None, ""),  # which isn't needed
-        (OLD, "12.6", None, "driver", report.REFUSED, "560.28.03"),
-        (OLD, None, None, "driver", report.OK, ""),
-        (POOR, None, None, "GPU 1", report.WARNING, "Choose free ones"),
-        (POOR, None, None, SHM, report.WARNING, "remount"),
-        (POOR, None, None, "memlock", report.WARNING, "ulimit -l"),
-        (POOR, None, None, "GPU 0", report.OK, ""),
+        (OLD, "12.6", None, "driver", machine_report.REFUSED, "560.28.03"),
+        (OLD, None, None, "driver", machine_report.OK, ""),
+        (POOR, None, None, "GPU 1", machine_report.WARNING, "Choose free ones"),
+        (POOR, None, None, SHM, machine_report.WARNING, "remount"),
+        (POOR, None, None, "memlock", machine_report.WARNING, "ulimit -l"),
+        (POOR, None, None, "GPU 0", machine_report.OK, ""),
     ],
 )
 def test_what_is_wrong_has_its_line(
     machine: Machine, cuda: str | None, gpus: str | None, name: str, state: str | None, mend: str
 ) -> None:
     asked = parse_gpus(gpus) if gpus else None
-    found = [one for one in report.lines(machine, cuda, CACHE, asked=asked) if one.name == name]
+    found = [
+        one for one in machine_report.lines(machine, cuda, CACHE, asked=asked) if one.name == name
+    ]
     assert [line.state for line in found] == ([state] if state else [])
     assert all(mend in line.mend for line in found)
 
 
 def test_a_full_disk_is_a_warning() -> None:
-    (line,) = [one for one in report.lines(GOOD, None, ("/c", 5)) if one.name == "cache"]
-    assert line.state == report.WARNING
+    (line,) = [one for one in machine_report.lines(GOOD, None, ("/c", 5)) if one.name == "cache"]
+    assert line.state == machine_report.WARNING
 
 
 def test_of_an_engine_elsewhere_nothing_is_made_up() -> None:
-    names = {line.name for line in report.lines(FAR, None, CACHE)}
+    names = {line.name for line in machine_report.lines(FAR, None, CACHE)}
     assert names == {"engine", "machine", "toolkit", "cache"}

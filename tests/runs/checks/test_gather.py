@@ -16,7 +16,7 @@ from launcher.runs.checks import gather
 from launcher.runs.checks.gather import RunUser
 from launcher.runs.checks.machine import Gpu, Machine, SavedCheckpoints, Use
 from launcher.runs.datasets import indexed
-from launcher.runs.plan.image import ImageFacts
+from launcher.runs.plan.image_facts import ImageFacts
 from launcher.runs.plan.mounts import Host
 from launcher.runs.plan.plan import Stamp
 from tests.plans import load, plan_of

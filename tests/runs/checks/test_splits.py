@@ -10,7 +10,7 @@ import pytest
 
 from launcher.runs.checks import splits
 from launcher.runs.checks.machine import Dataset
-from launcher.runs.plan.image import ImageFacts
+from launcher.runs.plan.image_facts import ImageFacts
 from launcher.runs.plan.resolved import Resolved, resolve
 from tests.plans import HOST, load
 

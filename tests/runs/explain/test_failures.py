@@ -17,7 +17,7 @@ from launcher.runs.explain.loglines import by_source, parse
 from launcher.runs.plan.job import EndCause, ExitStatus
 from launcher.runs.records import ending, record, resume
 from launcher.runs.records.ending import Ending, Outcome, describe
-from launcher.runs.runfile import source
+from launcher.runs.runfile import origins
 from tools.failures import PAGE, first_step, page
 
 ROOT = Path(__file__).parents[3]
@@ -451,7 +451,7 @@ def test_the_newest_checkpoint_is_named_with_how_to_go_on() -> None:
     *_, last = describe(Ending(ExitStatus(1), False, said), "0a1b", saved, "/save")
     command, _, setting = last.partition(" --set ")
     assert command == "to go on: launcher resume 0a1b"
-    config, _ = source.load("gpt2", [source.parse_set(setting)])
+    config, _ = origins.load("gpt2", [origins.parse_set(setting)])
     assert config.megatron_args[resume.OVERRIDE] is True
 
 

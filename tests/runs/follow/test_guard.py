@@ -22,7 +22,7 @@ from launcher.runs.records import plot, record
 from launcher.runs.records.ending import Ending, Outcome
 from launcher.runs.records.metrics import parse_all
 from launcher.runs.records.watch import RecordWatch
-from launcher.runs.runfile import config, source
+from launcher.runs.runfile import config, origins
 from tests.agent.test_peers import STEP_LINES
 from tests.plans import MINIMAL
 from tests.runs.conftest import RUN, FakeJob
@@ -42,7 +42,7 @@ class Site:
     ended: threading.Event = field(default_factory=threading.Event)
 
     def saved(self, *iterations: int) -> None:
-        self.monkeypatch.setattr(folders.contents, "problem", lambda path: "")
+        self.monkeypatch.setattr(folders.completeness, "problem", lambda path: "")
         self.saves.mkdir()
         lineage.claim(self.saves, RUN, RUN)
         for iteration in iterations:
@@ -269,7 +269,7 @@ def test_what_cannot_go_back_is_refused(
     write: Callable[[str], str], detach: bool, chosen: dict[str, bool], nodes: int, why: str
 ) -> None:
     text = f"{MINIMAL}guard: {{on_nan: rewind}}\nnodes: {{count: {nodes}, master_addr: a}}\n"
-    given, origin = source.load(write(text), [])
+    given, origin = origins.load(write(text), [])
     asked: Any = SimpleNamespace(config=given, origin=origin)
     whole = {"shares_files": True, "every_node": False, "scheduled": False} | chosen
     backend: Any = SimpleNamespace(**whole)

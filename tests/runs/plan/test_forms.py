@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from launcher.base.errors import UsageError
 from launcher.runs.checks import checks
 from launcher.runs.checks.machine import Dataset
-from launcher.runs.runfile import source
+from launcher.runs.runfile import origins
 from launcher.runs.runfile.config import RunConfig
 from launcher.runs.runfile.values import Gpus, parse_gpus
 from tests.plans import load
@@ -59,11 +59,11 @@ def test_a_mistyped_path_is_answered_with_what_is_there(tmp_path: Path) -> None:
         (str(tmp_path / "none/mine.yaml"), f"There is no folder {tmp_path}/none."),
     ):
         with pytest.raises(UsageError) as caught:
-            source.find(name)
+            origins.find(name)
         assert caught.value.problem == f"{name}: no such file"
         assert caught.value.remedy.startswith(remedy)
     with pytest.raises(UsageError) as caught:
-        source.find("mien.yaml", tmp_path)
+        origins.find("mien.yaml", tmp_path)
     assert caught.value.remedy.startswith("Did you mean 'mine.yaml'")
 
 

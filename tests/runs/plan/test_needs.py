@@ -12,14 +12,14 @@ import yaml
 
 from launcher.agent import series
 from launcher.base.errors import PreflightError
-from launcher.images.matrix.load import load_matrix
+from launcher.images.matrix.matrix_file import load_matrix
 from launcher.runs.plan import needs
-from launcher.runs.plan.arguments import table as arguments
-from launcher.runs.plan.image import ImageFacts
+from launcher.runs.plan.image_facts import ImageFacts
 from launcher.runs.plan.needs import NeedRule
 from launcher.runs.plan.program import upstreams
+from launcher.runs.plan.program_options import table as arguments
 from launcher.runs.plan.resolved import Resolved, resolve
-from launcher.runs.runfile import source
+from launcher.runs.runfile import origins
 from tests.plans import HOST, MINIMAL, Planner
 
 RULES = [
@@ -53,7 +53,7 @@ def run_of(
         "data": {"mock": True},
     }
     text |= {"program": program, "megatron_args": given, **more}
-    config, origin = source.load(write(yaml.safe_dump(text)), [])
+    config, origin = origins.load(write(yaml.safe_dump(text)), [])
     known = None if packages is None else frozenset(packages)
     release = [one for one in series.known() if not rule.fact or series.has(one, rule.fact)][-1]
     return resolve(config, origin, ImageFacts(f"{release}.0", True, packages=known), HOST)

@@ -15,13 +15,13 @@ import pytest
 
 from launcher import cli
 from launcher.base.errors import UsageError
-from launcher.runs.follow import assemble, files
+from launcher.runs.follow import assemble, run_files
 from launcher.runs.plan import layout, render
-from launcher.runs.plan.image import ImageFacts, labelled, planned, reference
+from launcher.runs.plan.image_facts import ImageFacts, labelled, planned, reference
 from launcher.runs.plan.mounts import Mount
 from launcher.runs.plan.plan import Plan, without_memlock
 from launcher.runs.runfile.config import RunConfig
-from launcher.runs.runfile.source import RunRequest
+from launcher.runs.runfile.origins import RunRequest
 from launcher.runs.runfile.values import Gpus
 from tests.plans import HOST, MINIMAL, STAMP, Planner, load, plan_of, refusal
 
@@ -238,19 +238,19 @@ def test_folders_that_are_written_to_are_made_and_others_told(
     plan: Planner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "a b" / "c"
-    files.prepare(bare(plan, Mount(str(folder), "/x", False, "checkpoint.save")))
+    run_files.prepare(bare(plan, Mount(str(folder), "/x", False, "checkpoint.save")))
     assert folder.is_dir()
     make_files(tmp_path, "file", "x.bin")
     without = plan("gpt2-tiny", f"data.path={tmp_path}/x").without_payload()
-    assert files.missing(without) == [f"data.path: no such file or folder: {tmp_path}/x.idx"]
+    assert run_files.missing(without) == [f"data.path: no such file or folder: {tmp_path}/x.idx"]
     (tmp_path / "x_text_document.idx").touch()
     with pytest.raises(UsageError, match=r"without \.bin and \.idx\. .* 'x_text_document'\?"):
-        files.require(without)
+        run_files.require(without)
     with pytest.raises(UsageError, match=r"checkpoint\.save: can't make the folder"):
-        files.prepare(bare(plan, Mount(f"{tmp_path}/file/x", "/x", False, "checkpoint.save")))
+        run_files.prepare(bare(plan, Mount(f"{tmp_path}/file/x", "/x", False, "checkpoint.save")))
     monkeypatch.setattr(os, "access", lambda path, mode: False)  # as root may write anywhere
     with pytest.raises(UsageError, match="isn't yours to write to"):
-        files.prepare(bare(plan, Mount("/usr", "/x", False, "checkpoint.save")))
+        run_files.prepare(bare(plan, Mount("/usr", "/x", False, "checkpoint.save")))
 
 
 ROW = SimpleNamespace(megatron="0.9.0", source="git")

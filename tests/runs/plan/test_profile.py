@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from launcher.runs.plan.arguments import table
-from launcher.runs.plan.image import ImageFacts
+from launcher.runs.plan.image_facts import ImageFacts
+from launcher.runs.plan.program_options import table
 from launcher.runs.records import resume
 from launcher.runs.runfile.config import RunConfig
 from tests.plans import HOST, MINIMAL, Planner, refusal

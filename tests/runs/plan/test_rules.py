@@ -14,13 +14,13 @@ import pytest
 
 from launcher.agent import series
 from launcher.base.errors import LauncherError, UsageError
-from launcher.runs.plan import arguments, layout, render, rules
-from launcher.runs.plan.arguments import Value
-from launcher.runs.plan.image import ImageFacts
+from launcher.runs.plan import layout, program_options, render, rules
+from launcher.runs.plan.image_facts import ImageFacts
 from launcher.runs.plan.layout import Layout
 from launcher.runs.plan.program import program
+from launcher.runs.plan.program_options import Value
 from launcher.runs.runfile.config import RunConfig
-from launcher.runs.runfile.source import Origin
+from launcher.runs.runfile.origins import Origin
 from launcher.runs.runfile.values import parse_gpus
 from tests.conftest import ROOT
 from tests.plans import HOST, MINIMAL, STAMP, Planner, plan_of
@@ -166,7 +166,7 @@ def test_what_is_ignored_is_told(values: dict[str, Value], release: str, told: s
 
 
 def test_every_rule_is_of_options_that_there_are() -> None:
-    options = set(map(arguments.plain, arguments.table().megatron))
+    options = set(map(program_options.plain, program_options.table().megatron))
     assert not [one.option for one in (*rules.RULES, *rules.IGNORED) if one.option not in options]
 
 
@@ -202,7 +202,7 @@ def test_a_series_that_nobody_has_described_is_not_taken_for_another(plan: Plann
 
 def test_numbers_that_are_none_break_nothing_else() -> None:
     """A value of the wrong type is told as that: `{expert_tensor_parallel_size: two}`."""
-    names = {*map(arguments.plain, arguments.table().megatron)} - {*rules.ELSEWHERE}
+    names = {*map(program_options.plain, program_options.table().megatron)} - {*rules.ELSEWHERE}
     for value in ("two", "0", "-1", "nan", "1e400", "--x"):
         given = rules.RuleInput(dict.fromkeys(names, value), Layout(8, 1, 1, 1))
         for release in ("0.9.0", "0.16.1"):

@@ -19,7 +19,7 @@ from launcher.runs.backends import local
 from launcher.runs.backends.compose import compose_request
 from launcher.runs.backends.docker import docker_request
 from launcher.runs.backends.slurm import slurm_request
-from launcher.runs.plan.image import ImageFacts
+from launcher.runs.plan.image_facts import ImageFacts
 from launcher.runs.records.provenance import kept_plan
 from launcher.runs.records.record import record_of
 from launcher.runs.runfile import secrets
@@ -86,9 +86,9 @@ def test_options() -> None:
 
 
 def test_no_option_of_megatron_and_no_key_of_a_run_file_is_hidden() -> None:
-    from launcher.runs.plan import arguments
+    from launcher.runs.plan import program_options
 
-    table = arguments.table()
+    table = program_options.table()
     options = [*table.megatron, *table.gpt]
     assert len(options) > 900
     assert [name for name in options if secrets.is_secret_option(name)] == []

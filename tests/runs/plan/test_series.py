@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from launcher.agent import compat, series
-from launcher.runs.plan import arguments, needs, rules
+from launcher.runs.plan import needs, program_options, rules
 from launcher.tools.data import tokenizers
 
 PACKAGE = Path(series.__file__).parents[1]
@@ -50,7 +50,7 @@ def test_a_series_ends_what_one_before_it_began_and_comes_after_it() -> None:
 
 
 def test_options_and_facts_are_of_the_same_series() -> None:
-    assert series.known() == [*arguments.table().releases]
+    assert series.known() == [*program_options.table().releases]
 
 
 @pytest.mark.parametrize(

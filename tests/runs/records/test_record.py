@@ -26,7 +26,7 @@ from launcher.runs.plan.plan import Plan
 from launcher.runs.records import owner, provenance, record
 from launcher.runs.records.record import Record
 from launcher.runs.runfile.config import RunConfig
-from launcher.runs.runfile.source import RunRequest
+from launcher.runs.runfile.origins import RunRequest
 from tests.plans import request
 
 SECRETS = {

@@ -24,9 +24,9 @@ from launcher.base.errors import EngineError, UsageError
 from launcher.base.settings import Settings, settings
 from launcher.cli import main
 from launcher.runs.follow.find import SilentBackends
-from launcher.runs.plan.image import ImageFacts
+from launcher.runs.plan.image_facts import ImageFacts
 from launcher.runs.plan.job import ConnectionLost, ExitStatus
-from launcher.runs.records import ending, metrics, owner, plot, record, repeat, runs
+from launcher.runs.records import ending, metrics, owner, plot, record, recorded_runs, repeat
 from launcher.runs.records.ending import Ending
 from launcher.runs.records.metrics import Found, MemoryUse, TrainingStep, Validation
 from launcher.runs.records.record import METRICS, Record
@@ -149,9 +149,9 @@ def job(run: str, **more: Any) -> Any:
     return FakeJob(run=run, **more)
 
 
-def known() -> list[runs.RunSummary]:
+def known() -> list[recorded_runs.RunSummary]:
     lost = job(IDS[3], end=ConnectionLost("gone"))
-    return runs.known([job(IDS[0]), job(IDS[3], over=True), lost])
+    return recorded_runs.known([job(IDS[0]), job(IDS[3], over=True), lost])
 
 
 def test_each_run_has_its_state_its_code_and_its_last_step(kept: Path) -> None:
@@ -171,33 +171,41 @@ def test_each_run_has_its_state_its_code_and_its_last_step(kept: Path) -> None:
 @pytest.mark.parametrize(
     ("wanted", "found"),
     [
-        (runs.Filter(), "abcd"),
-        (runs.Filter(states=("failed", "unknown")), "cd"),
-        (runs.Filter(name="demo"), "ac"),
-        (runs.Filter(name="d?m*"), "ac"),  # a pattern listed none
-        (runs.Filter(since=NOW - timedelta(days=15)), "ab"),
-        (runs.Filter(before=NOW - timedelta(days=15)), "cd"),
-        (runs.Filter(name="demo", before=NOW - timedelta(days=15)), "c"),
+        (recorded_runs.Filter(), "abcd"),
+        (recorded_runs.Filter(states=("failed", "unknown")), "cd"),
+        (recorded_runs.Filter(name="demo"), "ac"),
+        (recorded_runs.Filter(name="d?m*"), "ac"),  # a pattern listed none
+        (recorded_runs.Filter(since=NOW - timedelta(days=15)), "ab"),
+        (recorded_runs.Filter(before=NOW - timedelta(days=15)), "cd"),
+        (recorded_runs.Filter(name="demo", before=NOW - timedelta(days=15)), "c"),
     ],
 )
-def test_filters(wanted: runs.Filter, found: str) -> None:
+def test_filters(wanted: recorded_runs.Filter, found: str) -> None:
     assert "".join(run.run[0] for run in known() if wanted.takes(run)) == found
 
 
 def test_what_is_pruned_has_ended_and_is_none_of_the_newest(kept: Path) -> None:
-    assert [run.run for run in runs.to_prune(known(), runs.Filter(), 0)] == [*IDS[1:3]]
-    assert [run.run for run in runs.to_prune(known(), runs.Filter(), 2)] == [IDS[2]]
-    assert runs.to_prune(known(), runs.Filter(states=("running",)), 0) == []
-    assert runs.to_prune(known(), runs.Filter(states=("failed",)), 1) == []
-    assert [run.run for run in runs.to_prune(known(), runs.Filter(name="demo"), 1)] == [IDS[2]]
-    (paused, *_) = runs.known([job(IDS[0], doing="paused")])
+    assert [run.run for run in recorded_runs.to_prune(known(), recorded_runs.Filter(), 0)] == [
+        *IDS[1:3]
+    ]
+    assert [run.run for run in recorded_runs.to_prune(known(), recorded_runs.Filter(), 2)] == [
+        IDS[2]
+    ]
+    assert recorded_runs.to_prune(known(), recorded_runs.Filter(states=("running",)), 0) == []
+    assert recorded_runs.to_prune(known(), recorded_runs.Filter(states=("failed",)), 1) == []
+    assert [
+        run.run for run in recorded_runs.to_prune(known(), recorded_runs.Filter(name="demo"), 1)
+    ] == [IDS[2]]
+    (paused, *_) = recorded_runs.known([job(IDS[0], doing="paused")])
     assert paused.state == "paused"
-    assert paused not in runs.to_prune([paused], runs.Filter(), 0)
-    unknown = runs.Filter(states=("unknown",))  # it may go on
-    assert [run.run for run in runs.to_prune(known(), unknown, 0)] == [IDS[3]]
+    assert paused not in recorded_runs.to_prune([paused], recorded_runs.Filter(), 0)
+    unknown = recorded_runs.Filter(states=("unknown",))  # it may go on
+    assert [run.run for run in recorded_runs.to_prune(known(), unknown, 0)] == [IDS[3]]
     (kept / IDS[2] / "log.2").touch()  # begun, and not ended as far as is known here
     assert known()[2].state == "unknown"
-    assert [run.run for run in runs.to_prune(known(), runs.Filter(), 0)] == [IDS[1]]
+    assert [run.run for run in recorded_runs.to_prune(known(), recorded_runs.Filter(), 0)] == [
+        IDS[1]
+    ]
 
 
 def test_a_list_reads_little_of_large_files_and_looks_up_the_settings_once(
@@ -217,7 +225,7 @@ def test_a_list_reads_little_of_large_files_and_looks_up_the_settings_once(
         (kept / run / record.METRICS).write_text(step * 10_000)
     looked, parsed = list[Settings](), list[int]()
     usual, load = settings(), json.loads
-    for module in (record, runs):
+    for module in (record, recorded_runs):
         monkeypatch.setattr(module, "settings", lambda: (looked.append(usual), usual)[1])
     monkeypatch.setattr(json, "loads", lambda text: (parsed.append(len(text)), load(text))[1])
     before = bytes_read()
@@ -281,10 +289,12 @@ def test_a_line_that_is_not_whole_takes_no_other_away(
 
 def test_ages() -> None:
     hours = {"30m": 0.5, "12h": 12, "7d": 168, "2w": 336}
-    assert {age: (NOW - runs.ago(age, NOW)).total_seconds() / 3600 for age in hours} == hours
+    assert {
+        age: (NOW - recorded_runs.ago(age, NOW)).total_seconds() / 3600 for age in hours
+    } == hours
     for age in ("", "7", "d", "-1d", "7y", "999999d"):
         with pytest.raises(UsageError):
-            runs.ago(age, NOW)
+            recorded_runs.ago(age, NOW)
 
 
 @pytest.fixture

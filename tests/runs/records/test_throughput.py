@@ -9,7 +9,7 @@ import pytest
 
 from launcher.runs.records.throughput import StepWork, peak, rates, step_of
 from tests.plans import Planner
-from tests.runs.plan.test_model import GPT2 as SHAPE
+from tests.runs.plan.test_model_size import GPT2 as SHAPE
 
 GPT2 = StepWork(SHAPE, batch=16, world=1, precision="bf16")
 

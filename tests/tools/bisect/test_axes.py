@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from launcher.base.settings import ROOT
-from launcher.images.matrix.load import load_matrix
-from launcher.runs.runfile import source
+from launcher.images.matrix.matrix_file import load_matrix
+from launcher.runs.runfile import origins
 from launcher.tools.bisect import axes
 from launcher.tools.bisect.axes import Axis, Differences
 from launcher.tools.bisect.checkouts import Checkout
@@ -20,7 +20,7 @@ CHECKOUTS = [Checkout(Path("/m"), commit * 40) for commit in "abc"]
 
 
 def end(build: RowBuild | None = None, image: Any = "cpu", **keys: Any) -> End:
-    config = source.made({"name": "a", "image": image, **keys}, "test")
+    config = origins.made({"name": "a", "image": image, **keys}, "test")
     return End("test", config, "/here", build=build)
 
 

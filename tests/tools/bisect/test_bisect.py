@@ -14,9 +14,9 @@ from launcher.base import files
 from launcher.base.errors import UsageError
 from launcher.base.screen import Progress
 from launcher.cli import main
-from launcher.runs.records import record, runs
-from launcher.runs.runfile import source
-from launcher.tools.bisect import bisect, checkouts, ends, kept, report, trial
+from launcher.runs.records import record, recorded_runs
+from launcher.runs.runfile import origins
+from launcher.tools.bisect import bisect, bisect_report, checkouts, ends, kept, trial
 from launcher.tools.bisect.axes import Candidate
 from launcher.tools.bisect.bisect import BisectRequest, NothingFoundError
 from launcher.tools.bisect.judge import Judge, TrialOutcome
@@ -67,18 +67,18 @@ def trials(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Trials:
 
 
 def found(request: BisectRequest = REQUEST) -> dict[str, Any]:
-    return report.as_json(bisect.bisect("good.yaml", "bad.yaml", request, Progress()))
+    return bisect_report.as_json(bisect.bisect("good.yaml", "bad.yaml", request, Progress()))
 
 
 def test_a_key_is_found_within_the_bound_and_said(trials: Trials) -> None:
     answer = bisect.bisect("good.yaml", "bad.yaml", REQUEST, Progress())
-    told = report.as_json(answer)
+    told = bisect_report.as_json(answer)
     (cause,) = told["causes"]
     assert (cause["kind"], cause["name"]) == ("key", "training.clip_grad")
     assert (cause["last_good"], cause["first_bad"]) == ("not set", "2.0")
     assert (told["differences"], told["enough"]) == (8, True)
     assert told["trials"] == len(trials.made) <= 3 + 2
-    text = report.text(answer)
+    text = bisect_report.text(answer)
     assert "what makes it fail:\n  key training.clip_grad: not set → 2.0\n" in text
     assert "\n  GOOD fails with this alone\n" in text
 
@@ -121,7 +121,7 @@ def test_one_that_began_since_prune_listed_it_stays(
     tried = trials.__call__
 
     def pruned(*given: Any) -> TrialOutcome:
-        freed.extend(map(runs.prune, listed))
+        freed.extend(map(recorded_runs.prune, listed))
         return tried(*given)
 
     monkeypatch.setattr(trial.ShortRun, "__call__", pruned)
@@ -242,12 +242,12 @@ def test_from_a_release_it_goes_on_to_a_commit(
         Path(f"{name}.yaml").write_text(json.dumps(FILE | {"image": image}))
     request = replace(REQUEST, backend="docker", history=megatron)
     answer = bisect.bisect("good.yaml", "bad.yaml", request, Progress())
-    told = report.as_json(answer)
+    told = bisect_report.as_json(answer)
     (release,), (commit,) = told["causes"], told["commits"]["causes"]
     assert (release["last_good"], release["first_bad"]) == ("0.10.0", "0.11.0")
     assert commit["first_bad"] == first_bad[:10]
     assert trials.made[-1].build == ends.RowBuild("24.10", "0.10.0")
-    assert "A: c" in report.text(answer)
+    assert "A: c" in bisect_report.text(answer)
 
     (alone,) = bisect.bisect("good.yaml", "bad.yaml", replace(request, history=None), Progress())
     assert alone.untried == (
@@ -289,7 +289,7 @@ def test_a_short_run_writes_nowhere_else_and_keeps_its_schedule(tmp_path: Path) 
         "logging": {"tensorboard_dir": "tb", "wandb_project": "p", "log_interval": 9},
         "training": {"train_iters": 500},
     }
-    short = trial.shortened(source.made(FILE | own, "test"), 7, "/here", tmp_path)
+    short = trial.shortened(origins.made(FILE | own, "test"), 7, "/here", tmp_path)
     assert short.checkpoint.save == short.checkpoint.load == f"{tmp_path}/written-ckpt"
     assert short.logging.tensorboard_dir == f"{tmp_path}/written-tb"
     assert short.logging.wandb_project is None

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from launcher.tools.bisect.halving import Verdict
 from launcher.tools.bisect.judge import SKIP, Judge, TrialOutcome
-from launcher.tools.bisect.search import Verdict
 
 GOOD, BAD, SKIPPED = Verdict.GOOD, Verdict.BAD, Verdict.SKIPPED
 WELL = TrialOutcome(0, loss=3.0, ms=100.0)

@@ -13,14 +13,14 @@ import pytest
 
 from launcher.base.errors import EngineError
 from launcher.base.screen import Progress
-from launcher.runs.runfile import source
+from launcher.runs.runfile import origins
 from launcher.tools.bisect import trial
 from launcher.tools.bisect.axes import Candidate
+from launcher.tools.bisect.halving import Verdict
 from launcher.tools.bisect.judge import Judge, TrialOutcome
-from launcher.tools.bisect.search import Verdict
 from launcher.tools.bisect.trial import ShortRun
 
-CONFIG = source.made({"name": "a", "image": "cpu", "gpus": 0, "data": {"mock": True}}, "test")
+CONFIG = origins.made({"name": "a", "image": "cpu", "gpus": 0, "data": {"mock": True}}, "test")
 CANDIDATE = Candidate(
     CONFIG.model_dump(exclude_unset=True), "/", (), {"tag": "cpu"}, None, None, None
 )

@@ -12,7 +12,7 @@ import pytest
 
 from launcher.base.errors import UsageError
 from launcher.cli import main
-from launcher.runs.records import record, runs
+from launcher.runs.records import record, recorded_runs
 from launcher.tools.board import board, cards
 from tests.tools.board.samples import HOSTILE, keep, several, steps
 
@@ -114,8 +114,8 @@ def test_what_changed_is_read_again_and_nothing_else(folder: Path) -> None:
 
 def test_only_what_is_wanted_is_in_it(folder: Path) -> None:
     several(folder)
-    assert {*read(wanted=runs.Filter(states=("failed",)))} == {"aaaa0001", "cccc0001"}
-    assert {*read(wanted=runs.Filter(name="mixtral"))} == {"dddd0001"}
+    assert {*read(wanted=recorded_runs.Filter(states=("failed",)))} == {"aaaa0001", "cccc0001"}
+    assert {*read(wanted=recorded_runs.Filter(name="mixtral"))} == {"dddd0001"}
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from launcher.base.errors import UsageError
 from launcher.runs.datasets import indexed
-from launcher.runs.runfile import source
-from launcher.tools.data import array, contents, kinds, sources, text, tokenizers, vocabulary
+from launcher.runs.runfile import origins
+from launcher.tools.data import array, contents, data_text, kinds, sources, tokenizers, vocabulary
 from launcher.tools.data.faults import DataError
 from launcher.tools.data.tokenizers import TokenizerChoice
 from launcher.tools.weights import convert, safetensors
@@ -185,12 +185,12 @@ def test_tokenizer_and_vocabulary_are_those_that_made_the_data(
     made: Path, tmp_path: Path, sets: tuple[str, ...], release: str, tokenizer: str, size: int
 ) -> None:
     """A preset's 50257 was taken, and the data's own vocabulary was to be looked up by hand."""
-    given = [source.parse_set(one) for one in (f"data.path={made}", *sets)]
-    found = text.tokenized(*source.load("gpt2", given), tmp_path, lambda: release)
+    given = [origins.parse_set(one) for one in (f"data.path={made}", *sets)]
+    found = data_text.tokenized(*origins.load("gpt2", given), tmp_path, lambda: release)
     assert (found.config.data.tokenizer_type, found.config.data.vocab_size) == (tokenizer, size)
     assert bool(found.note) == (size in (500, 499))
     (tmp_path / "t.json").touch()
-    found = text.tokenized(*source.load("gpt2", given), tmp_path, lambda: release)
+    found = data_text.tokenized(*origins.load("gpt2", given), tmp_path, lambda: release)
     if tokenizer == "NullTokenizer":
         assert found.config.data.tokenizer_model == str(tmp_path / "t.json")
 
@@ -208,8 +208,8 @@ def test_the_vocabulary_of_made_up_tokens_gives_way_in_a_file_of_one_s_own(
 ) -> None:
     """What `launcher init` wrote was refused for the preset's 256 in it, once data.path was set."""
     (tmp_path / "mine.yaml").write_text(f"extends: gpt2\nname: a\ndata: {{{own}}}\n")
-    given = source.load(str(tmp_path / "mine.yaml"), [source.parse_set(f"data.path={made}")])
-    found = text.tokenized(*given, tmp_path, lambda: None)
+    given = origins.load(str(tmp_path / "mine.yaml"), [origins.parse_set(f"data.path={made}")])
+    found = data_text.tokenized(*given, tmp_path, lambda: None)
     assert found.config.data.vocab_size == size
 
 
@@ -218,8 +218,8 @@ def test_the_vocabulary_of_made_up_tokens_gives_way_to_that_of_a_text(tmp_path: 
     (tmp_path / "t.txt").write_text("a text")
     own = f"mock: true, vocab_size: 256, text: [{tmp_path}/t.txt]"
     (tmp_path / "mine.yaml").write_text(f"name: a\nimage: cpu\ndata: {{{own}}}\n")
-    given = source.load(str(tmp_path / "mine.yaml"), [])
-    assert text.tokenized(*given, tmp_path, lambda: None).config.data.vocab_size == 50257
+    given = origins.load(str(tmp_path / "mine.yaml"), [])
+    assert data_text.tokenized(*given, tmp_path, lambda: None).config.data.vocab_size == 50257
 
 
 def test_what_is_shown_of_data_is_decoded_by_its_own_tokenizer(made: Path) -> None:

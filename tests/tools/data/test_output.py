@@ -22,8 +22,8 @@ from launcher.runs.datasets import indexed, output
 from launcher.runs.datasets.output import OutputBusy, alone
 from launcher.tools.data import bar, tables
 from launcher.tools.data.bar import Bar
-from launcher.tools.data.convert import convert
 from launcher.tools.data.faults import DataError, excerpt
+from launcher.tools.data.jsonl import convert
 from launcher.tools.data.ledger import JobState, Leniency
 from launcher.tools.data.records import Block, documents
 from launcher.tools.data.sources import ReadingOptions

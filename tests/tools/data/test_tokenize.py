@@ -22,11 +22,11 @@ from launcher.base.errors import UsageError
 from launcher.base.settings import ROOT
 from launcher.base.unpack import packing
 from launcher.tools.data import kinds, sources, tokenize
-from launcher.tools.data.convert import convert
 from launcher.tools.data.faults import DataError
+from launcher.tools.data.jsonl import convert
 from launcher.tools.data.ledger import JobState, Leniency
 from launcher.tools.data.sources import ReadingOptions
-from launcher.tools.data.tokenize import TokenizeJob
+from launcher.tools.data.tokenize import TokenizeTask
 from launcher.tools.data.tokenizers import Tokenizer, TokenizerChoice
 from tests.disks import limited
 from tests.e2e.site import until
@@ -40,14 +40,14 @@ pytestmark = pytest.mark.usefixtures("loaded")
 
 def job(
     *inputs: Path | str, to: Path, keys: Sequence[str] = ("text",), **more: object
-) -> TokenizeJob:
+) -> TokenizeTask:
     reading = ReadingOptions(keys=tuple(keys), **more.pop("reading", {}))
-    return TokenizeJob(
+    return TokenizeTask(
         tuple(map(str, inputs)), to, reading, TokenizerChoice(), append_eod=True, **more
     )
 
 
-def run(job: TokenizeJob) -> JobState:
+def run(job: TokenizeTask) -> JobState:
     return tokenize.run(job, lambda done: None)
 
 

@@ -25,13 +25,13 @@ from hypothesis import strategies as st
 
 from launcher import cli
 from launcher.base.errors import UsageError
-from launcher.images.sources.source import own_version
+from launcher.images.sources.megatron_source import own_version
 from launcher.tools.data import tokenize, tokenizers, vocabulary
 from launcher.tools.data.faults import DataError
 from launcher.tools.data.ledger import Leniency
 from launcher.tools.data.prepared import prepared
 from launcher.tools.data.sources import ReadingOptions
-from launcher.tools.data.tokenize import TokenizeJob
+from launcher.tools.data.tokenize import TokenizeTask
 from launcher.tools.data.tokenizers import Tokenizer, TokenizerChoice
 from tests.tools.data.conftest import documents
 
@@ -314,10 +314,10 @@ def huggingface_of(folder: Path, words: dict[str, int], unknown: str = "Hello") 
     return TokenizerChoice("HuggingFaceTokenizer", model=folder)
 
 
-def job_of(path: Path, text: str, chosen: TokenizerChoice, **reading: Any) -> TokenizeJob:
+def job_of(path: Path, text: str, chosen: TokenizerChoice, **reading: Any) -> TokenizeTask:
     """A job with one input."""
     path.write_text(text)
-    return TokenizeJob((str(path),), path.with_name("out"), ReadingOptions(**reading), chosen)
+    return TokenizeTask((str(path),), path.with_name("out"), ReadingOptions(**reading), chosen)
 
 
 def test_a_text_that_the_tokenizer_fails_at_is_a_bad_record(
@@ -408,7 +408,7 @@ def test_upstream_writes_the_same_bytes(tmp_path: Path, models: Path, kind: str)
     upstreams(checkout, source, tmp_path / "theirs", model)
     chosen = TokenizerChoice(kind, model=model, megatron=own_version(checkout))
     tokenize.run(
-        TokenizeJob((str(source),), tmp_path / "ours", ReadingOptions(), chosen, append_eod=True),
+        TokenizeTask((str(source),), tmp_path / "ours", ReadingOptions(), chosen, append_eod=True),
         lambda done: None,
     )
     for suffix in (".bin", ".idx"):

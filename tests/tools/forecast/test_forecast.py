@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from launcher import cli
-from launcher.tools.forecast import ask, facts, receipt, site, timing
+from launcher.tools.forecast import estimates, receipt, site, timing, usage
 from launcher.tools.forecast.forecast import Hardware, forecast
 from tests.tools.forecast.conftest import Said
 from tests.tools.forecast.records import H100, MadeUpRun
@@ -36,7 +36,7 @@ def test_a_forecast_by_its_own_record_is_within_a_tenth(
 ) -> None:
     done = MadeUpRun(options=options, warm_up=45, end=90)
     done = done.attempt(0, 0, done.options["train_iters"])
-    fact = facts.of_run(done.keep(folder))
+    fact = usage.of_run(done.keep(folder))
     assert fact
     found = forecast(fact.work, H100_GPU, [fact])
     assert found.step
@@ -52,10 +52,10 @@ def test_other_work_is_scaled_by_what_ran_here(folder: Path) -> None:
     for number, micro in enumerate((2, 4, 8)):
         sizes = {"micro_batch_size": micro, "global_batch_size": micro}
         one = MadeUpRun(f"aaaa000{number}", sizes, ms=10 * micro, day=number)
-        fact = facts.of_run(one.attempt(0, 0, 1000).keep(folder))
+        fact = usage.of_run(one.attempt(0, 0, 1000).keep(folder))
         assert fact
         known.append(fact)
-    asked = facts.of_run(MadeUpRun("bbbb0001").attempt(0, 0, 200).keep(folder))
+    asked = usage.of_run(MadeUpRun("bbbb0001").attempt(0, 0, 200).keep(folder))
     assert asked
     published = timing.step(asked.work, rates(asked.work.precision))
     found = site.step(asked.work, rates(asked.work.precision), known)
@@ -74,7 +74,7 @@ def rates(precision: str) -> timing.GpuRates:
 
 def test_on_the_cpu_a_step_by_one_other_run_is_less_sure(folder: Path) -> None:
     """A first run of gpt2-tiny took 2.3 times the step that was to be 2 times off at most."""
-    fact = facts.of_run(MadeUpRun().attempt(0, 0, 1000).keep(folder))
+    fact = usage.of_run(MadeUpRun().attempt(0, 0, 1000).keep(folder))
     assert fact
     for on_cpu, times in ((False, 2), (True, 4)):
         work = replace(fact.work, on_cpu=on_cpu)
@@ -157,7 +157,7 @@ def test_links_are_as_the_newest_run_here_measured_them(said: Said, folder: Path
 
 def test_links_on_the_cpu_are_those_that_were_measured(folder: Path) -> None:
     """Where two processes mostly send, one alone takes much less than they did."""
-    fact = facts.of_run(MadeUpRun(gpus=2).attempt(0, 0, 1000).keep(folder))
+    fact = usage.of_run(MadeUpRun(gpus=2).attempt(0, 0, 1000).keep(folder))
     assert fact
     two = replace(fact.work, on_cpu=True)
     one = replace(two, where=replace(two.where, world=1))
@@ -222,8 +222,8 @@ def test_the_page_of_runs_has_receipts_that_are_kept(
     for number in range(3):
         MadeUpRun(f"aaaa000{number}", day=number).attempt(0, 0, 1000).keep(folder)
     receipts, read = receipt.Receipts(), list[str]()
-    of_run = facts.of_run
-    monkeypatch.setattr(facts, "of_run", lambda run: read.append(run) or of_run(run))
+    of_run = usage.of_run
+    monkeypatch.setattr(usage, "of_run", lambda run: read.append(run) or of_run(run))
     first = receipts.read()
     assert {*first} == {*read} == {"aaaa0000", "aaaa0001", "aaaa0002"}
     assert "an earlier run of the same work" in first["aaaa0001"][-1]
@@ -254,4 +254,4 @@ def test_a_run_of_which_nothing_is_known_yet(
     MadeUpRun().attempt(0, 0, 50).keep(folder)
     assert cli.main(["runs", "receipt", "aaaa0001"]) == 2
     assert "no two lines of training" in capsys.readouterr().err
-    assert ask.card("t4").total == 16 * 10**9
+    assert estimates.card("t4").total == 16 * 10**9

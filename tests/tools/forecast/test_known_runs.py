@@ -15,7 +15,7 @@ import yaml
 from launcher.runs.checks.memory import MemoryEstimate
 from launcher.runs.plan import layout
 from launcher.runs.plan.render import values_of
-from launcher.runs.runfile import source
+from launcher.runs.runfile import origins
 from launcher.tools.forecast import site, timing
 from launcher.tools.forecast.work import KERNELS, Work
 from tests.tools.forecast.test_published import OF_EXPERTS, STEPS, of_experts
@@ -31,7 +31,7 @@ def work(run: dict[str, Any]) -> Work:
     name = str(BENCH / run["run"]) if run["run"].endswith(".yaml") else run["run"]
     nested = [[one] if isinstance(one, str) else one for one in run["set"]]
     sets = (*chain(*nested), f"gpus={run['gpus']}")
-    config, _ = source.load(name, [source.parse_set(each) for each in sets])
+    config, _ = origins.load(name, [origins.parse_set(each) for each in sets])
     config = layout.with_precision(config)
     where = layout.layout(config, run["gpus"])
     kernels = str(config.env.get(KERNELS)) != "0"

@@ -11,7 +11,7 @@ import pytest
 
 from launcher.runs.plan import layout
 from launcher.runs.plan.render import values_of
-from launcher.runs.runfile import source
+from launcher.runs.runfile import origins
 from launcher.tools.forecast.work import Work
 from tools.extract import Checkout
 
@@ -47,7 +47,7 @@ def work(preset: str, *sets: str) -> Work:
     sets = (*sets, "training.precision=bf16", "training.bf16=null", "training.fp16=null")
     processes = 2 if "tiny" in preset else 1 if preset == "gpt2" else 8
     sets += ("parallel.expert_model_parallel_size=null", f"gpus={processes}")
-    config, _ = source.load(preset, [source.parse_set(each) for each in sets])
+    config, _ = origins.load(preset, [origins.parse_set(each) for each in sets])
     config = layout.with_precision(config)
     where = layout.layout(config, processes)
     return Work(config.program, values_of(config, where), where, config.nodes.count)

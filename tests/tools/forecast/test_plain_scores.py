@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from launcher.agent.ranks.job import free_port
+from launcher.agent.ranks.command_line import free_port
 from launcher.runs.checks import memory
 from launcher.runs.plan.layout import Layout
-from launcher.runs.plan.model import UPSTREAM
+from launcher.runs.plan.model_size import UPSTREAM
 from tests.conftest import missing
 
 pytestmark = [

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from launcher.runs.records import record
-from launcher.tools.forecast import facts
+from launcher.tools.forecast import usage
 from launcher.tools.forecast.forecast import Hardware, forecast
 from tests.conftest import missing
 
@@ -42,7 +42,7 @@ def test_a_forecast_of_a_finished_run_by_its_record_is_within_a_tenth(
     assert said["iterations"] == 100
     assert said["data_is_known"]
     assert (said["saves"], said["evaluations"]) == (2, 3)
-    fact = facts.of_run(run)
+    fact = usage.of_run(run)
     assert fact
     found = forecast(fact.work, Hardware(fact.place), [fact])
     assert found.step

@@ -24,9 +24,9 @@ from launcher.base.errors import EngineError
 from launcher.base.settings import ROOT
 from launcher.cli import main
 from launcher.images.engine import connect
-from launcher.tools.trials import cell, inside, report, series
+from launcher.tools.trials import cell, inside, sweep, trial_report
 from launcher.tools.trials.result import Cell, CellResult
-from launcher.tools.trials.series import TrialOptions
+from launcher.tools.trials.sweep import TrialOptions
 from tests.e2e.site import until
 from tests.tools.trials.samples import RESULTS, result
 
@@ -216,16 +216,16 @@ Run = Callable[..., int]
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     """The command on a matrix in a folder of its own, where trying finds what is given."""
     (tmp_path / "docs").mkdir()
-    for name in ("matrix.yaml", "matrix.lock", report.TABLE):
+    for name in ("matrix.yaml", "matrix.lock", trial_report.TABLE):
         shutil.copy(ROOT / name, tmp_path / name)
     monkeypatch.setenv("LAUNCHER_MATRIX", str(tmp_path / "matrix.yaml"))
     monkeypatch.setattr(connect, "connect", lambda **_: None)
 
     def run(results: Iterable[CellResult], *args: str) -> int:
-        def found(self: series.Series, cells: Iterable[Cell]) -> Iterator[CellResult]:
+        def found(self: sweep.Series, cells: Iterable[Cell]) -> Iterator[CellResult]:
             return iter(results)
 
-        monkeypatch.setattr(series.Series, "run", found)
+        monkeypatch.setattr(sweep.Series, "run", found)
         return main(["matrix", "compat", "cpu", "-o", str(tmp_path / "out"), *args])
 
     return run
@@ -245,7 +245,7 @@ def test_each_report_tells_of_each_cell(run: Run, tmp_path: Path) -> None:
     for one in RESULTS:
         assert f'id="{one.tag}-{one.megatron}"' in page
         assert f"| {one.tag} | {one.megatron} | {one.told} |" in table
-    assert not (tmp_path / report.RESULTS).exists()
+    assert not (tmp_path / trial_report.RESULTS).exists()
 
 
 @pytest.mark.parametrize(
@@ -265,7 +265,7 @@ def test_a_series_that_ends_early_reports_what_it_has(
     assert {path.name for path in out.iterdir()} == {
         f"report.{k}" for k in "json xml md html".split()
     }
-    assert not (tmp_path / report.RESULTS).exists()
+    assert not (tmp_path / trial_report.RESULTS).exists()
 
 
 def test_make_hands_on_what_it_is_given() -> None:
@@ -292,11 +292,11 @@ def test_write_keeps_them_for_the_docs(
     assert run(RESULTS[:1], "--write") == 0
     assert "make render" in capsys.readouterr().err
     assert run(RESULTS[1:2], "--write") == 0
-    assert report.load_committed(tmp_path) == RESULTS[:2]
+    assert trial_report.load_committed(tmp_path) == RESULTS[:2]
     shutil.copy(ROOT / "Dockerfile.template", tmp_path)
     assert main(["matrix", "render"]) == 0
-    assert "| 24.03 | 0.9.0 | runs |" in (tmp_path / report.TABLE).read_text(encoding="utf-8")
+    assert "| 24.03 | 0.9.0 | runs |" in (tmp_path / trial_report.TABLE).read_text(encoding="utf-8")
     assert main(["matrix", "render", "--check"]) == 0
-    report.commit([result("24.03", "imports")], tmp_path)
+    trial_report.commit([result("24.03", "imports")], tmp_path)
     assert main(["matrix", "render", "--check"]) == 1
     assert "docs/compat.md differs" in capsys.readouterr().err

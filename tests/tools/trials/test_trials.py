@@ -15,16 +15,16 @@ from hypothesis import strategies as st
 from launcher.base.errors import UsageError
 from launcher.base.names import LABEL
 from launcher.base.settings import ROOT
-from launcher.images.matrix.load import load_matrix
+from launcher.images.matrix.matrix_file import load_matrix
 from launcher.images.matrix.schema import Row
 from launcher.runs.backends import backend
 from launcher.runs.backends.docker.docker import DockerBackend
-from launcher.runs.plan.image import ImageFacts
+from launcher.runs.plan.image_facts import ImageFacts
 from launcher.runs.plan.resolved import processes_of
 from launcher.runs.runfile.config import RunConfig
 from launcher.runs.runfile.values import parse_gpus
-from launcher.tools.trials import facts, trials
-from launcher.tools.trials.facts import Fact
+from launcher.tools.trials import image_probe, trials
+from launcher.tools.trials.image_probe import Fact
 from launcher.tools.trials.trials import TrialError, TrialPlace, TrialRun
 from tests.e2e.command import launcher, refused
 from tests.tools.conftest import Here
@@ -226,24 +226,24 @@ def test_versions_may_be_told_to_fewer_places() -> None:
         driver="560.35.03",
         cudnn="9.5.0.50",
     )
-    assert facts.differences(row, same) == []
-    assert facts.unstated(row, same) == {"cudnn": "9.5.0.50"}
-    assert facts.differences(ROWS["24.03"], told(cuda="12.4.0.041")) == []  # of that image
+    assert image_probe.differences(row, same) == []
+    assert image_probe.unstated(row, same) == {"cudnn": "9.5.0.50"}
+    assert image_probe.differences(ROWS["24.03"], told(cuda="12.4.0.041")) == []  # of that image
     other = told(python="3.12.3", torch="2.5.0", cuda="12.60.2", driver="56")
-    assert [line.partition(":")[0] for line in facts.differences(row, other)] == [
+    assert [line.partition(":")[0] for line in image_probe.differences(row, other)] == [
         *("python", "torch", "cuda", "driver")
     ]
     failed = {"cuda": Fact(error="OSError: no"), "nccl": Fact(error="OSError: no")}
-    assert facts.differences(row, failed) == []
-    assert facts.unstated(row, failed) == {}
+    assert image_probe.differences(row, failed) == []
+    assert image_probe.unstated(row, failed) == {}
 
 
-@given(st.sampled_from(sorted(ROWS)), st.sets(st.sampled_from(facts.KEYS)))
+@given(st.sampled_from(sorted(ROWS)), st.sets(st.sampled_from(image_probe.KEYS)))
 def test_what_is_written_is_the_row_with_the_facts_and_no_other_byte(
     tag: str, keys: set[str]
 ) -> None:
     new = {key: f"1.{len(key)}" for key in keys if not getattr(ROWS[tag], key)}
-    text = facts.written(TEXT, tag, new)
+    text = image_probe.written(TEXT, tag, new)
     lines = text.splitlines()
     assert [line for line in lines if line not in {f'    {k}: "{v}"' for k, v in new.items()}] == [
         *TEXT.splitlines()
@@ -256,32 +256,32 @@ def test_what_is_written_is_the_row_with_the_facts_and_no_other_byte(
 
 def test_a_row_that_is_no_block_is_left_to_people() -> None:
     with pytest.raises(UsageError, match="by hand"):
-        facts.written("rows:\n  a: {base: b}\n", "a", {"cuda": "1"})
+        image_probe.written("rows:\n  a: {base: b}\n", "a", {"cuda": "1"})
     with pytest.raises(UsageError):
-        facts.written("releases:\n  cpu:\n    git: x\nrows:\n", "cpu", {"cuda": "1"})
+        image_probe.written("releases:\n  cpu:\n    git: x\nrows:\n", "cpu", {"cuda": "1"})
 
 
 @pytest.mark.engine
 def test_a_real_image_is_asked(engine: DockerClient, cpu_images: CpuImages) -> None:
     image = cpu_images.build()
-    found = facts.ask_image(backend("docker"), {"name": image})
+    found = image_probe.ask_image(backend("docker"), {"name": image})
     assert found["torch"].value == "2.13.0+cpu"
     assert found["megatron_core"].value == "0.16.1"
     assert str(found["extension"].value).startswith("helpers_cpp.cpython-311-")
     assert any("Apex" in line for line in found["extension"].warnings)
     assert not [name for name, fact in found.items() if fact.error]
-    assert facts.differences(ROWS["cpu"], found) == []
+    assert image_probe.differences(ROWS["cpu"], found) == []
 
 
 @pytest.mark.engine
 def test_a_fact_that_ends_python_does_not_keep_the_others_from_being_told(
     engine: DockerClient, python_image: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    text = Path(facts.inside.__file__).read_text()
+    text = Path(image_probe.inside.__file__).read_text()
     crashing = tmp_path / "inside.py"
     crashing.write_text(text.replace('"""3.10.12."""', "os._exit(9)"))
-    monkeypatch.setattr(facts.inside, "__file__", str(crashing))
-    found = facts.ask_image(
+    monkeypatch.setattr(image_probe.inside, "__file__", str(crashing))
+    found = image_probe.ask_image(
         backend("docker"), {"name": python_image}, names=["os", "python", "torch"]
     )
     assert found["python"] == Fact(error="python3 ended with exit code 9")

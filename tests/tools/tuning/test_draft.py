@@ -12,13 +12,13 @@ from launcher.base import yamlfile
 from launcher.base.errors import UsageError
 from launcher.runs.checks import gather, memory
 from launcher.runs.plan import layout
-from launcher.runs.runfile import source
+from launcher.runs.runfile import origins
 from launcher.runs.runfile.config import RunConfig
 from launcher.tools.tuning import draft
 from tests.runs.checks.conftest import GB, card
 from tools import schema
 
-PRESETS = sorted(source.PRESETS.glob("*.yaml"))
+PRESETS = sorted(origins.PRESETS.glob("*.yaml"))
 
 
 def parsed(made: draft.Draft) -> RunConfig:
@@ -29,7 +29,7 @@ def parsed(made: draft.Draft) -> RunConfig:
 def test_a_preset_s_draft_says_all_that_the_preset_does(preset: Path) -> None:
     """One that extends another would be a few lines, of which the most is elsewhere."""
     made = draft.of_preset(preset.name)
-    assert parsed(made).model_dump() == source.load(preset.name, [])[0].model_dump()
+    assert parsed(made).model_dump() == origins.load(preset.name, [])[0].model_dump()
     written = made.written("mine.yaml")
     assert written.startswith(f"{draft.HEADER}{draft.SCHEMA}\n# `launcher run mine.yaml --dry-run`")
     assert written.count(draft.HEADER) == 1

@@ -10,10 +10,10 @@ import pytest
 
 from launcher.runs.records.metrics import TrainingStep
 from launcher.tools.tuning import measure
+from launcher.tools.tuning.candidates import Setting
 from launcher.tools.tuning.measure import Runs, has_told, is_slow, lines_every, settled, short
-from launcher.tools.tuning.settings import Setting
 from launcher.trainer.gpt import log
-from tests.tools.tuning.test_settings import space
+from tests.tools.tuning.test_candidates import space
 
 
 @pytest.mark.parametrize(

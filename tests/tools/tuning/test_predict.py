@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from launcher.tools.tuning import predict
-from launcher.tools.tuning.settings import MICRO, Setting
-from tests.tools.tuning.test_settings import space
+from launcher.tools.tuning.candidates import MICRO, Setting
+from tests.tools.tuning.test_candidates import space
 
 H100 = predict.published("NVIDIA H100 80GB HBM3", "bf16")
 

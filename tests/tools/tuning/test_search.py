@@ -8,9 +8,9 @@ from dataclasses import replace
 
 import pytest
 
+from launcher.tools.tuning.candidates import MICRO, Setting
 from launcher.tools.tuning.search import Measurement, Search, as_line, of_lines
-from launcher.tools.tuning.settings import MICRO, Setting
-from tests.tools.tuning.test_settings import space
+from tests.tools.tuning.test_candidates import space
 
 FAST = "megatron_args.no_fast"
 Predict = Callable[[Setting], "float | None"]

@@ -20,15 +20,15 @@ def main(saved: str, converted: str, out: str) -> None:
     import torch
     from megatron.core import parallel_state
 
-    from launcher.trainer.gpt import checkpoint, model, training
+    from launcher.trainer.gpt import distributed_checkpoint, model, training
 
-    known = checkpoint.common(Path(saved))
+    known = distributed_checkpoint.common(Path(saved))
     arguments = Namespace(**known["args"])
     arguments.on_cpu = cpu.is_installed()
     layout = command_line.layout(arguments, int(os.environ["WORLD_SIZE"]))
     training.initialise(arguments, layout)
     part = model.build(arguments, known["vocabulary"])
-    checkpoint.load_weights(Path(saved), [part])
+    distributed_checkpoint.load_weights(Path(saved), [part])
     name = f"mp_rank_{parallel_state.get_tensor_model_parallel_rank():02d}"
     if layout.pipeline > 1:
         name += f"_{parallel_state.get_pipeline_model_parallel_rank():03d}"

@@ -19,10 +19,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.agent.checkpoints import contents
+from launcher.agent.checkpoints import completeness
 from launcher.base.errors import UsageError
 from launcher.base.settings import ROOT
-from launcher.tools.weights import archive, convert, reader, safetensors
+from launcher.tools.weights import convert, reader, safetensors, torch_file
 
 from .models import CONFIGS, made, same
 
@@ -126,8 +126,8 @@ def test_a_process_is_started_for_each_shape_and_not_for_each_tensor(
 ) -> None:
     """A pickle is read by another process first: a model of 4 layers took 75 of them, and 6 s."""
     looked = list[bytes]()
-    monkeypatch.setattr(archive, "KNOWN", set())
-    monkeypatch.setattr(archive, "look", lambda stream: looked.append(stream.read()))
+    monkeypatch.setattr(torch_file, "KNOWN", set())
+    monkeypatch.setattr(torch_file, "look", lambda stream: looked.append(stream.read()))
     convert.import_(made(tmp_path / "theirs", "qwen2_moe"), tmp_path / "ours")
     saved = opened(tmp_path / "ours")
     assert len(looked) == len({*looked}) < len(saved.tensors) / 2
@@ -173,9 +173,9 @@ def test_a_checkpoint_that_is_not_whole_or_says_too_little_is_refused(tmp_path: 
     theirs = made(tmp_path / "theirs", "llama")
     convert.import_(theirs, tmp_path / "ours")
     folder = reader.find(tmp_path / "ours")
-    common = (folder / contents.COMMON).read_bytes()
-    with (folder / contents.COMMON).open("wb") as file:
-        archive.write(file, {"iteration": 3})
+    common = (folder / completeness.COMMON).read_bytes()
+    with (folder / completeness.COMMON).open("wb") as file:
+        torch_file.write(file, {"iteration": 3})
     with pytest.raises(UsageError, match="doesn't say num_attention_heads"):
         convert.export(reader.opened(folder), tmp_path / "back")
     given = convert.given(
@@ -183,7 +183,7 @@ def test_a_checkpoint_that_is_not_whole_or_says_too_little_is_refused(tmp_path: 
     )
     convert.export(reader.opened(folder), tmp_path / "back", given)
     same(theirs, tmp_path / "back")
-    (folder / contents.COMMON).write_bytes(common)
+    (folder / completeness.COMMON).write_bytes(common)
     data = folder / "__0_0.distcp"
     data.write_bytes(data.read_bytes()[:-9])
     with pytest.raises(UsageError, match=r"has \d+ of \d+ bytes"):
@@ -213,7 +213,7 @@ plain = st.recursive(
 
 @given(plain)
 def test_what_is_pickled_is_read_by_python(value: Any) -> None:
-    assert pickle.loads(archive.pickled(value)) == value  # noqa: S301
+    assert pickle.loads(torch_file.pickled(value)) == value  # noqa: S301
 
 
 PEAK = """

@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy as entropy
 from torch.nn.functional import gelu as torch_gelu
 from torch.nn.functional import layer_norm
 
-from launcher.trainer.fast import peer
+from launcher.trainer.fast import peer_memory
 
 
 class Peer:
@@ -37,7 +37,7 @@ class Peer:
         torch.distributed.barrier()
         return mine, torch.from_file(names[1], **given).view(like.shape)
 
-    lay = peer.Peer.lay
+    lay = peer_memory.Peer.lay
 
     def meet(self) -> None:
         torch.distributed.barrier()

@@ -110,7 +110,7 @@ def test_an_evaluation_without_room_lets_the_graph_go(tmp_path: Path) -> None:
 COPIES = """
 import torch
 from megatron.core.dist_checkpointing import ShardedTensor
-from launcher.trainer.gpt.checkpoint import HostCopies
+from launcher.trainer.gpt.distributed_checkpoint import HostCopies
 
 class OnDevice(torch.Tensor):
     device = torch.device("meta")

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from launcher.agent.ranks.ending import OptionError
+from launcher.agent.ranks.exit_codes import OptionError
 from tests.agent.conftest import TINY, start
 from tests.trainer.fast.test_fast import LLAMA, SPLIT, compiled_program
 

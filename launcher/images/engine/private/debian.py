@@ -92,7 +92,7 @@ def debian_base(
 
     from launcher.images.oci.archive import load_archive
     from launcher.images.oci.blocks import blocks_of
-    from launcher.images.oci.container import find_image
+    from launcher.images.oci.inspection import find_image
 
     recipe = _recipe(epoch, python, more, architecture)
     found = (client and find_image(client, name)) or {"Config": {}}

@@ -8,12 +8,12 @@ from pathlib import Path
 from launcher.images.matrix.schema import Matrix
 from launcher.runs.backends.compose.compose_request import request
 from launcher.runs.payload import KEY, Payload
-from launcher.runs.plan import image
+from launcher.runs.plan import image_facts
 from launcher.runs.plan.mounts import Host, Mount
 from launcher.runs.plan.plan import Plan, Stamp, make_plan
 from launcher.runs.plan.resolved import resolve
-from launcher.runs.runfile import source
-from launcher.runs.runfile.source import Override
+from launcher.runs.runfile import origins
+from launcher.runs.runfile.origins import Override
 from launcher.runs.runfile.values import parse_gpus, split
 
 HERE = Host(
@@ -88,9 +88,9 @@ def render(name: str, example: Example, matrix: Matrix) -> str:
 def _plan(name: str, example: Example, matrix: Matrix) -> Plan:
     values = ((key, int(one) if one.isdigit() else one) for key, one in example.options)
     overrides = [Override(key, {key: value}) for key, value in values]
-    config, origin = source.load(str(source.PRESETS / example.preset), overrides)
+    config, origin = origins.load(str(origins.PRESETS / example.preset), overrides)
     gpus = split(parse_gpus(config.gpus), config.nodes.count)
-    facts = image.planned(config.image, matrix, origin.place)
+    facts = image_facts.planned(config.image, matrix, origin.place)
     run = resolve(config, origin, facts, HERE, name, gpus=gpus)
     plan = make_plan(run, HERE, Stamp(name, ""))
     return replace(plan, mounts=tuple(map(_beside, plan.mounts)))

@@ -15,7 +15,7 @@ from docker.errors import DockerException, NotFound
 
 from launcher.base import files
 from launcher.base.names import LABEL
-from launcher.images.engine.compose import compose
+from launcher.images.engine.compose_plugin import compose
 from launcher.images.engine.connect import cli_environment
 from launcher.runs.backends import container
 from launcher.runs.backends.compose.compose_request import UP, request

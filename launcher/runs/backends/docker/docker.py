@@ -20,7 +20,7 @@ from launcher.runs.backends.docker.docker_request import (
     shell_command,
     show,
 )
-from launcher.runs.plan.image import ImageFacts, labelled
+from launcher.runs.plan.image_facts import ImageFacts, labelled
 from launcher.runs.plan.job import Backend
 from launcher.runs.plan.plan import Plan
 
