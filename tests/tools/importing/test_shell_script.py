@@ -323,6 +323,7 @@ def test_a_start_is_found_however_it_is_written(start: str) -> None:
         ("", "--fp16 $MORE", "2: to be given: MORE (further options)"),
         ("[ $A = 1 ] && B=3 || B=4", "--seed $B", "1: [ $A = 1 ] && B=3 || B=4: decided by A"),
         ("if [ $A = x ]; then B=3; fi", "--seed $B", "B, which A decides (training.seed)"),
+        ("case ${A} in x) B=3 ;; esac", "", "1: case ${A} in x) B=3 ;; esac: decided by A"),
         ('[ -n "$A" ] && B=3', "", "A is taken as not set"),
         ("[ -f /x/y ] && B=3", "", "/x/y is taken as not there"),
         (". /no/file.sh", "", "1: /no/file.sh isn't here: what it sets isn't known"),
