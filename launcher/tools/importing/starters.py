@@ -129,7 +129,7 @@ def options(family: str, words: Sequence[Word]) -> tuple[list[tuple[str, Word]],
     A variable that isn't known, and may be options of what starts ranks, has the name HELD.
     """
     table, found, at = tables()[family], list[tuple[str, Word]](), 0
-    while _is_option(words[at:]) or _is_held(table, words[at:]):
+    while _is_option(words, at) or _is_held(table, words, at):
         word, at = words[at], at + 1
         name, equals, value = word.text.lstrip("-").partition("=")
         if family == "slurm" and not word.text.startswith("--") and len(word.text) > 2:
@@ -139,7 +139,7 @@ def options(family: str, words: Sequence[Word]) -> tuple[list[tuple[str, Word]],
             takes = name in table["takes"]
         else:
             name = table["short"].get(name, name)
-            takes = name not in table["flags"] and not _is_option(words[at:])
+            takes = name not in table["flags"] and not _is_option(words, at)
         if equals:
             found.append((name, replace(word, text=value)))
         elif takes and at < len(words):
@@ -151,16 +151,16 @@ def options(family: str, words: Sequence[Word]) -> tuple[list[tuple[str, Word]],
     return found, words[at:]
 
 
-def _is_option(words: Sequence[Word]) -> bool:
-    return bool(words) and words[0].text.startswith("-") and words[0].text != "-"
+def _is_option(words: Sequence[Word], at: int) -> bool:
+    return at < len(words) and words[at].text.startswith("-") and words[at].text != "-"
 
 
-def _is_held(table: Mapping[str, Any], words: Sequence[Word]) -> bool:
-    """Whether the first word is options in a variable: a program comes before a long option."""
-    if not (table.get("takes") and words and words[0].unknown and words[0].text[-3:] != ".py"):
+def _is_held(table: Mapping[str, Any], words: Sequence[Word], at: int) -> bool:
+    """Whether a word is options in a variable: a program comes before the next long option."""
+    if at == len(words) or not (table.get("takes") and words[at].unknown):
         return False
-    known = takewhile(lambda word: not word.text.startswith("--"), words[1:])
-    return any(word.text.endswith(".py") for word in known)
+    known = takewhile(lambda word: not word.text.startswith("--"), words[at + 1 :])
+    return words[at].text[-3:] != ".py" and any(word.text.endswith(".py") for word in known)
 
 
 def _ask(found: ScriptContext, family: str, named: str, words: Sequence[Word]) -> None:
