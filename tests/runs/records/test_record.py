@@ -28,6 +28,7 @@ from launcher.runs.records.record import Record
 from launcher.runs.runfile.config import RunConfig
 from launcher.runs.runfile.origins import RunRequest
 from tests.plans import request
+from tests.tables import table
 
 SECRETS = {
     "env": {"API_KEY": "se cret", "HF_TOKEN": None, "DEBUG": True, "LEVEL": 3},
@@ -103,20 +104,7 @@ def test_what_looks_like_a_credential_is_kept_under_no_key(
         record.check_secrets(kept, config, {})
 
 
-@pytest.mark.parametrize(
-    ("changes", "environ", "lacking"),
-    [
-        ({}, {}, "megatron_args.wandb-api-key, env.API_KEY, env.HF_TOKEN"),
-        ({}, {"API_KEY": "x", "HF_TOKEN": ""}, "megatron_args.wandb-api-key"),
-        ({"secrets": {"API_KEY": "~/.k"}}, {"HF_TOKEN": "x"}, "megatron_args.wandb-api-key"),
-        (
-            {"env": {"API_KEY": "x", "HF_TOKEN": "x"}, "megatron_args": {"wandb-api-key": "x"}},
-            {},
-            "",
-        ),
-        ({"env": {}, "megatron_args": {}}, {}, ""),
-    ],
-)
+@table("changes", "environ", "lacking")
 def test_a_secret_comes_from_elsewhere_or_is_said_to_be_missing(
     keep: Callable[..., Record], changes: dict[str, Any], environ: dict[str, str], lacking: str
 ) -> None:
@@ -218,17 +206,7 @@ def test_facts_are_json_without_secrets_and_with_each_file(
     assert facts["machine"]["gpus"][0]["name"] == "H100"
 
 
-@pytest.mark.parametrize(
-    ("key", "value", "told"),
-    [
-        ("launcher", "9.9", "the launcher was"),
-        ("source", "abc", "the checkout was"),
-        ("began", "/ck/iter_0000020", "it began from no checkpoint"),
-        ("image", {"name": "cpu", "id": "sha256:bb"}, "sha256:aa, now sha256:bb"),
-        ("files", {}, "text.bin is not the file that it was"),
-        ("machine", {"gpus": [{"name": "A100"}]}, "the GPUs were H100, and are A100"),
-    ],
-)
+@table("key", "value", "told")
 def test_each_change_is_told(
     made: Callable[..., dict[str, Any]], key: str, value: object, told: str
 ) -> None:
@@ -302,7 +280,7 @@ def test_the_first_of_two_owns_the_run_until_it_is_killed(kept: Path) -> None:
         holder.wait()
         with owner.following(kept.name) as mine:
             assert mine
-    (owner.settings().runs / "0b1b2c3d").mkdir()
+    (owner.runs_folder() / "0b1b2c3d").mkdir()
     assert not owner.stop_in_pause("0b1b2c3d")  # nobody waits there
     assert not owner.asked_to_stop("0b1b2c3d")
 
@@ -313,7 +291,7 @@ def test_one_that_starts_keeps_the_next_waiting(
     monkeypatch.setattr(owner, "PATIENCE", 0.2)
     began = []
     with owner.alone():
-        handle = os.open(owner.settings().runs / owner.STARTING, os.O_RDWR)
+        handle = os.open(owner.runs_folder() / owner.STARTING, os.O_RDWR)
         with pytest.raises(BlockingIOError):
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         with owner.alone():  # no longer than that
