@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,11 +18,14 @@ import yaml
 
 from launcher import cli
 from launcher.images.matrix.matrix_file import load_matrix
+from tests import conftest
+from tests.tables import table
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / ".github/workflows"
 NAMES = sorted(path.stem for path in FOLDER.glob("*.yml"))
 BIN = Path(sys.executable).parent  # where requirements-dev.txt is installed
+ROOTLESS = "a second engine: it needs root"
 DIGEST = "sha256:" + "0123456789abcdef" * 4
 
 # Stands for make, python3, docker, git, gh, jq and sudo: notes each call, and does what a later
@@ -335,11 +340,29 @@ def test_only_a_tag_reaches_pypi_and_only_a_site_that_was_built_is_published() -
 
 
 @pytest.mark.parametrize(
-    ("ci", "told"),
+    ("ci", "reason", "outcome"),
     [
-        ("true", "1 failed, 1 passed, 1 skipped"),
-        pytest.param("", "1 passed, 2 skipped", marks=pytest.mark.long),
+        ("true", ROOTLESS, "failed"),
+        ("true", "no such program", "skipped"),
+        ("", ROOTLESS, "skipped"),
     ],
+)
+def test_a_skip_for_lack_of_root_is_a_failure_in_ci_alone(
+    monkeypatch: pytest.MonkeyPatch, ci: str, reason: str, outcome: str
+) -> None:
+    monkeypatch.setenv("CI", ci)
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    report: Any = SimpleNamespace(skipped=True, longrepr=reason, outcome="skipped")
+    next(hook := conftest.pytest_runtest_makereport())
+    with pytest.raises(StopIteration):
+        hook.send(report)
+    assert report.outcome == outcome
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("ci", "told"),
+    [("true", "1 failed, 1 passed, 1 skipped"), ("", "1 passed, 2 skipped")],
 )
 def test_what_is_skipped_for_lack_of_root_fails_in_ci(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ci: str, told: str
@@ -376,20 +399,7 @@ def test_each_row_is_built_where_a_runner_takes_it(act: Act) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    ("asked", "results", "said"),
-    [
-        ("images tags=24.11", "rows!", "no tag '24.11' in the matrix"),
-        # A pull request reaches no machine that stays.
-        ("images pull_request CUDA_RUNNER ARM64_RUNNER GPU_RUNNER", "rows build-cpu", ""),
-        ("compat", "rows cpu-cpu report", ""),
-        ("compat tags=24.09 GPU_RUNNER", "rows gpu-24.09 report", ""),
-        ("compat tags=cpu disk=7.5 GPU_RUNNER", "rows cpu-cpu report", ""),
-        ("compat tags=24.09,24.10", "rows!", "set the variable CUDA_RUNNER or GPU_RUNNER"),
-        # Rows with CUDA are published only where that was chosen.
-        ("publish tags=24.10,cpu CUDA_RUNNER", "rows publish-cpu", "names no runner: 24.10"),
-    ],
-)
+@table("asked", "results", "said")
 def test_what_has_no_runner_is_told_or_left_out_and_the_rest_goes_on(
     act: Act, asked: str, results: str, said: str
 ) -> None:

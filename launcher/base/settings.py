@@ -33,19 +33,19 @@ _REPOSITORY = re.compile(rf"(?P<host>{names.HOST})(/{names.PART})*")
 class Settings:
     """What differs from site to site.
 
-    cache: downloads, a private engine, the demo's files (LAUNCHER_CACHE); by default
+    cache: the folder of downloads, a private engine, the demo's files (LAUNCHER_CACHE); by default
         megatron-launchpad in $XDG_CACHE_HOME or ~/.cache
-    matrix: the matrix file (LAUNCHER_MATRIX); its lock, template and patches lie beside it
-    torch_index: the index for packages that pip's own lacks (LAUNCHER_TORCH_INDEX); by default that
-        of PyTorch's CPU builds; empty to ask no other
+    matrix: the matrix file (LAUNCHER_MATRIX), with its lock, template and patches beside it
+    torch_index: a second index, for packages that `index_url` lacks (LAUNCHER_TORCH_INDEX); by
+        default that of PyTorch's CPU builds; "" turns it off
     runs: the folder of the records (LAUNCHER_RUNS); by default megatron-launchpad/runs in
         $XDG_STATE_HOME or ~/.local/state
     extras: the folder of the locks of extras (LAUNCHER_EXTRAS); by default beside `runs`
     git_mirror: replaces `https://github.com/` in a source's address (LAUNCHER_GIT_MIRROR)
-    index_url: pip's index (PIP_INDEX_URL); by default that of pip's own configuration
+    index_url: the package index (PIP_INDEX_URL); by default the one in pip's configuration
     image_mirrors: beginnings of image names, each with its replacement (LAUNCHER_IMAGE_MIRRORS)
-    answer_within: seconds for an answer of an engine or a registry (LAUNCHER_ANSWER_WITHIN); 10
-    prices: what an hour of a GPU costs, in your currency, by its name: {h100-80gb: 2.5}
+    answer_within: seconds to wait for each answer (LAUNCHER_ANSWER_WITHIN); by default 10
+    prices: the price of a GPU-hour, in your currency, for each GPU model: {h100-80gb: 2.5}
     """
 
     cache: Path

@@ -12,73 +12,15 @@ from typing import Any
 import pytest
 
 from launcher.agent import costs, traces
+from tests.tables import table
 
 from .conftest import Run, going_on, runner_command
 
 Trained = Callable[..., Run]
 
-NAMES = {
-    "matrix products": (
-        "nvjet_hsh_128x256_64x4_2x1_v_bz_coopA_TNN",
-        "ampere_bf16_s16816gemm_bf16_128x128_ldg8_f2f_stages_32x5_tn",
-        "sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x128x64_warpgroupsize1x1x1_cublas",
-        "void cutlass::Kernel2<cutlass_80_tensorop_bf16_s16816gemm_relu_bf16_256x128_32x3_nn>",
-        "void cublasLt::splitKreduce_kernel<32, 16, int, float, __nv_bfloat16, float>(...)",
-        "void gemv2T_kernel_val<int, int, __nv_bfloat16, float, 128, 16, 4, 4, false>(...)",
-        "aten::addmm",
-        "aten::mm",
-    ),
-    "attention": (
-        "cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16_knob_3_64x128x64_4x1x1",
-        "void pytorch_flash::flash_bwd_dq_dk_dv_loop_seqk_parallel_kernel<Flash_bwd_traits<64>>",
-        "fmha_cutlassF_bf16_aligned_64x64_rf_sm80(PyTorchMemEffAttention::AttentionKernel)",
-        "void scaled_upper_triang_masked_softmax_warp_forward<c10::BFloat16, c10::BFloat16, 9>",
-        "void at::native::cunn_SoftMaxForward<4, float, at::native::SoftMaxForwardEpilogue>",
-        "aten::_scaled_dot_product_flash_attention_for_cpu",
-    ),
-    "communication": (
-        "ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)",
-        "ncclKernel_SendRecv_RING_SIMPLE_Sum_int8_t(ncclDevComm*)",
-        "c10d::allreduce_",
-    ),
-    "optimizer": (
-        "void multi_tensor_apply_kernel<TensorListMetadata<4>, AdamFunctor<float, float, int>>",
-        "triton_poi_fused_add_copy_div_mul_rsub_sqrt_sub_0",
-        "aten::_fused_adamw_",
-    ),
-    "loss": (
-        "void at::native::cunn_SoftMaxForward<4, float, at::native::LogSoftMaxForwardEpilogue>",
-        "triton_red_fused__log_softmax_nll_loss_forward_12",
-        "aten::_log_softmax",
-        "_cross_entropy",
-        "_weigh",
-    ),
-    "embeddings": ("aten::embedding", "_sum_rows", "_move_rows"),
-    "norms": (
-        "triton_per_fused_add_native_dropout_native_layer_norm_7",
-        "void at::native::vectorized_layer_norm_kernel<float, float>(int, float, float const*)",
-        "void at::native::GammaBetaBackwardCUDAKernel<float, float>",
-        "void transformer_engine::normalization::ln_fwd_tuned_kernel<Kernel_traits<bf16>>",
-        "_add_norm_back",
-        "_column_sums",
-    ),
-    "activations": ("triton_poi_fused__to_copy_gelu_5", "aten::gelu_backward", "_gelu_back"),
-    "copies": (
-        "Memcpy HtoD (Pinned -> Device)",
-        "Memset (Device)",
-        "void at::native::elementwise_kernel<128, 4, direct_copy_kernel_cuda(TensorIterator)>",
-    ),
-    "elementwise": (
-        "void at::native::vectorized_elementwise_kernel<4, lambda_mul<float>, array<char*, 2>>",
-        "triton_poi_fused_add_3",
-        "aten::add_",
-    ),
-    "others": ("aten::isneginf",),
-}
 
-
-@pytest.mark.parametrize(("family", "names"), NAMES.items())
-def test_kernels_and_operators_have_families(family: str, names: tuple[str, ...]) -> None:
+@table("family", "names")
+def test_kernels_and_operators_have_families(family: str, names: list[str]) -> None:
     assert {name: costs.family(name) for name in names} == dict.fromkeys(names, family)
 
 

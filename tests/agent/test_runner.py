@@ -32,6 +32,7 @@ from launcher.agent.ranks.command_line import (
 from launcher.agent.words import ASK, NEEDS, REFUSES, STOPPED
 from launcher.runs.explain.failures import explain
 from launcher.runs.plan.job import EndCause
+from tests.tables import table
 
 from .conftest import SetGpus, going_on, nodes, python, runner_command
 from .test_folders import distributed
@@ -48,18 +49,7 @@ def test_program_is_all_that_follows_the_dashes() -> None:
     assert not parsed.cpu
 
 
-@pytest.mark.parametrize(
-    ("argv", "reason"),
-    [
-        ([], "no program"),
-        (["--", "-m"], "no program"),
-        (["--nodes", "2", "--node-rank", "2", "--", "x"], "not in 0..1"),
-        (["--nodes", "2", "--", "x"], "--master-addr"),
-        (["--keep", "2", "--", "x"], "go together"),
-        (["--checkpoints", "/c", "--", "x"], "go together"),
-        (["--keep", "0", "--checkpoints", "/c", "--", "x"], "at least 1"),
-    ],
-)
+@table("argv", "reason")
 def test_refusals(argv: list[str], reason: str) -> None:
     with pytest.raises(JobRefusal, match=reason):
         job(*argv)

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from launcher.base import files
 from launcher.base.errors import UsageError
 from launcher.base.settings import GITHUB, ROOT, TORCH_INDEX, Settings, settings
+from tests.tables import table
 
 NAMES = "CACHE MATRIX RUNS TORCH_INDEX GIT_MIRROR IMAGE_MIRRORS ANSWER_WITHIN SETTINGS".split()
 
@@ -44,22 +45,7 @@ MIRRORS = with_mirrors(
 )
 
 
-@pytest.mark.parametrize(
-    ("reference", "from_mirror"),
-    [
-        ("nvcr.io/nvidia/cuda:12", "mirror.example/nvcr/nvidia/cuda:12"),
-        ("nvcr.io/nvidia/pytorch:24.10-py3", "fast.example:5000/pytorch:24.10-py3"),
-        ("nvcr.io/nvidia/pytorch@sha256:ab", "fast.example:5000/pytorch@sha256:ab"),
-        ("nvcr.io/nvidia/pytorch2:1", "mirror.example/nvcr/nvidia/pytorch2:1"),
-        ("nvcr.io.example/nvidia/pytorch:1", "nvcr.io.example/nvidia/pytorch:1"),
-        ("docker.io/library/python:3.11", "mirror.example/hub/library/python:3.11"),
-        ("python:3.11", "mirror.example/hub/library/python:3.11"),
-        ("pytorch/pytorch:2", "mirror.example/hub/pytorch/pytorch:2"),
-        ("localhost/a:1", "other.example/a:1"),
-        ("localhost:5000/a:1", "localhost:5000/a:1"),
-        ("quay.io/pypa/manylinux:latest", "quay.io/pypa/manylinux:latest"),
-    ],
-)
+@table("reference", "from_mirror")
 def test_an_image_comes_from_the_mirror_with_the_longest_prefix(
     reference: str, from_mirror: str
 ) -> None:
@@ -214,17 +200,7 @@ def test_yaml_is_not_imported_where_there_is_no_file(file: Path) -> None:
     assert subprocess.run([sys.executable, "-c", program], cwd=ROOT).returncode == 1
 
 
-@pytest.mark.parametrize(
-    ("key", "variable", "value"),
-    [
-        ("git_mirror", "LAUNCHER_GIT_MIRROR", "--upload-pack=touch hunter2;"),
-        ("git_mirror", "LAUNCHER_GIT_MIRROR", "ext::sh -c hunter2 "),
-        ("git_mirror", "LAUNCHER_GIT_MIRROR", "ssh://-oProxyCommand=hunter2/"),
-        ("torch_index", "LAUNCHER_TORCH_INDEX", "--hunter2"),
-        ("torch_index", "LAUNCHER_TORCH_INDEX", "https://pip.example\\n--pre hunter2"),
-        ("index_url", "PIP_INDEX_URL", "hunter2@pip.example"),
-    ],
-)
+@table("key", "variable", "value")
 def test_an_address_that_would_be_an_option_or_a_command_is_refused(
     file: Path, monkeypatch: pytest.MonkeyPatch, key: str, variable: str, value: str
 ) -> None:

@@ -25,6 +25,7 @@ from launcher.images.engine.private.packages import unpack
 from launcher.runs.follow import find
 from launcher.runs.plan.job import ConnectionLost
 from launcher.runs.runfile.origins import PRESETS
+from tests.tables import table
 
 WITHOUT_TOOLS = """
 import sys
@@ -89,19 +90,7 @@ def test_it_is_one_message_and_a_documented_code(
     assert printed == (f"launcher: {said}\n" if said else "")
 
 
-@pytest.mark.parametrize(
-    ("words", "wrong"),
-    [
-        ("image build 24.10 --base=-v/:/host", "--base"),
-        ("image build 24.10 --builder=a/../b", "--builder"),
-        ("image save ../../containers/x -o a", "TAG"),
-        ("image push a --registry=-x", "--registry"),
-        ("image pull a?b", "NAME"),
-        ("matrix compat --base=--privileged", "--base"),
-        ("shell a#b", "TAG"),
-        ("doctor --nccl --tag ../a", "--tag"),
-    ],
-)
+@table("words", "wrong")
 def test_an_image_that_would_be_an_option_or_lead_elsewhere_is_refused(
     capsys: pytest.CaptureFixture[str], words: str, wrong: str
 ) -> None:
@@ -410,23 +399,7 @@ def test_a_run_does(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["gpt3"], "no file and no preset 'gpt3'"),
-        (["gpt2", "--tag", "24.01"], "--tag 24.01: image.tag: no tag '24.01' in the matrix"),
-        (["gpt2", "--backend", "podman"], "no backend 'podman'"),
-        (["gpt2", "--gpus", "some"], "--gpus some: gpus: 'some' isn't a request for GPUs"),
-        (["gpt2", "--gpus", "3"], "2 or 4 processes in all"),
-        (["gpt2", "--set", "model.num_head=1"], "Did you mean 'num_attention_heads'"),
-        (["gpt2", "--set", "image.megatron=0.9.1"], "Did you mean '0.9.0'"),
-        (["gpt2", "--", "--tensor-model-parallel-size", "2"], "--set parallel.tensor_model"),
-        (["gpt2", "--", "--fp61"], "-- --fp61: the program gpt takes no --fp61"),
-        (["gpt2-tiny", "--set", "training.learning_rate=1"], "unknown key. Did you mean 'lr'?"),
-        # The dry run showed a compose file that the run itself refused to make.
-        (["gpt2-tiny", "--backend", "compose", "--tie"], "--tie needs the container's standard"),
-    ],
-)
+@table("arguments", "said")
 def test_a_mistake_is_a_message_and_exit_code_2(
     tmp_path: Path, arguments: list[str], said: str
 ) -> None:

@@ -26,6 +26,7 @@ from launcher.runs.runfile import origins
 from launcher.runs.runfile.origins import RunRequest
 from launcher.tools.tuning.candidates import Setting
 from launcher.tools.tuning.search import Measurement
+from tests.tables import table
 
 
 def said(capsys: pytest.CaptureFixture[str], words: str) -> str:
@@ -69,18 +70,7 @@ def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == f"launcher {__version__}\n"
 
 
-@pytest.mark.parametrize(
-    ("words", "usage", "wrong", "remedy"),
-    [
-        ("run x --num-layers 4", "launcher run CONFIG", "--num-layers", "model.num_layers=4"),
-        ("run --lr=3e-4 x", "launcher run CONFIG", "--lr=3e-4", "--set training.lr=3e-4"),
-        ("run x --bf16 -q", "launcher run CONFIG", "--bf16", "--set training.bf16=true"),
-        ("run x --moe-x 4 --dryrun", "launcher run CONFIG", "--moe-x", "Known: "),
-        ("run x --dryrun", "launcher run CONFIG", "--dryrun", "Did you mean '--dry-run'?"),
-        ("image build --platfrom x", "launcher image build", "--platfrom", "Did you mean"),
-        ("runs --stat x --formt y", "launcher runs", "--formt", "Did you mean"),
-    ],
-)
+@table("words", "usage", "wrong", "remedy")
 def test_a_wrong_option_shows_its_command_s_usage_and_the_nearest(
     capsys: pytest.CaptureFixture[str], words: str, usage: str, wrong: str, remedy: str
 ) -> None:
@@ -99,16 +89,7 @@ def test_a_wrong_command_is_answered_with_the_nearest(
     assert f"Did you mean {meant!r}?" in said(capsys, words)
 
 
-@pytest.mark.parametrize(
-    ("words", "option"),
-    [
-        ("data tokenize x", "--output-prefix"),
-        ("data merge x", "--output-prefix"),
-        ("checkpoint export x", "--to"),
-        ("matrix render", "--root"),
-        ("fetch", "--bundle"),
-    ],
-)
+@table("words", "option")
 def test_where_to_has_one_name_and_the_older_ones_hold(words: str, option: str) -> None:
     """Five names were to be known for one thing."""
     given = words.split()

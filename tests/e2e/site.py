@@ -262,6 +262,7 @@ def make_site(folder: Path, client: DockerClient) -> Site:
 
 def program(path: Path, text: str) -> None:
     """A file that can be run."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
     path.chmod(0o755)
 

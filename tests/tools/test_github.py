@@ -12,6 +12,7 @@ from launcher.base.errors import UsageError
 from launcher.images.matrix.matrix_file import load_matrix
 from launcher.images.matrix.schema import misfit
 from launcher.tools import github
+from tests.tables import table
 
 MATRIX = load_matrix()
 FIT = [v for v, one in MATRIX.releases.items() if misfit(MATRIX.rows["cpu"], v, one) is None]
@@ -49,23 +50,7 @@ def test_every_tried_row_has_a_job_with_its_own_release(capsys: pytest.CaptureFi
     assert f"$ launcher matrix github cpu\n{capsys.readouterr().out}" in page
 
 
-@pytest.mark.parametrize(
-    ("args", "said"),
-    [
-        (["24.10"], "no job is left"),
-        (["24.10", "--only-cuda"], "no job is left"),
-        (["cpu", "--only-cuda", "--cuda-runner", "x"], "no job is left"),
-        (["cpu", "--megatron", "0.19.0"], "requires python >=3.12, and the base has 3.11"),
-        (
-            ["24.10", "--megatron", "0.19.0", "--cuda-runner", "x"],
-            "Megatron 0.19.0 requires python >=3.12, and the base has 3.10",
-        ),
-        (["24.11"], "no tag '24.11' in the matrix"),
-        (["--megatron", "0.9"], "no Megatron release '0.9' in the matrix"),
-        (["24.11", "--allow-none"], "no tag '24.11' in the matrix"),
-        (["cpu", "--megatron", "0.19.0", "--allow-none"], "requires python >=3.12"),
-    ],
-)
+@table("args", "said")
 def test_what_github_would_refuse_is_refused(
     args: list[str], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

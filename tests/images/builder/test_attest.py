@@ -139,6 +139,7 @@ def labels(base: StartImage) -> dict[str, str]:
 
 def test_labels_name_the_base_the_commit_and_no_machine_user_or_day() -> None:
     own = labels(BASE)
+    assert own["megatron-launchpad.row"] == "24.10"
     assert own["org.opencontainers.image.created"] == "2023-11-14T22:13:20+00:00"
     assert own["org.opencontainers.image.revision"] == COMMIT
     assert own["org.opencontainers.image.base.name"] == BASE.reference

@@ -15,16 +15,8 @@ from launcher.base.screen import Progress
 from launcher.images.builder import builders
 from launcher.images.engine import connect
 from tests.e2e.site import program
+from tests.tables import table
 
-CLASSIC = """\
-Step 1/3 : FROM scratch AS wheel
- ---> 0123456789ab
-Step 2/3 : RUN ["python3.10", "stage.py", "tools"]
- ---> Using cache
-Step 3/3 : RUN ["python3.10", "stage.py", "wheel"]
-stage: compiling megatron_core
-helpers.cpp:1:1: error: expected unqualified-id
-"""
 BUILDKIT = """\
 #1 [internal] load build definition from Dockerfile
 #1 DONE 0.0s
@@ -80,38 +72,7 @@ def test_what_the_build_cache_has_lost_is_built_without_it(
     assert made == [(False, b"tar"), (True, b"tar")]
 
 
-PODMAN = """\
-[1/4] STEP 1/12: FROM base AS wheel
-[1/4] STEP 10/12: COPY wheels/runtime/ wheels/runtime/
---> Using cache 62b1a2c4835
-[1/4] STEP 9/12: RUN ["python3.11", "stage.py", "wheel"]
---> 0123456789ab
-helpers.cpp:1:1: error: expected unqualified-id
-"""
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        (
-            CLASSIC,
-            [
-                "build 1/3 FROM scratch AS wheel",
-                'build 2/3 RUN ["python3.10", "stage.py", "tools"] · cached',
-                'build 3/3 RUN ["python3.10", "stage.py", "wheel"]: failed',
-            ],
-        ),
-        (
-            PODMAN,
-            [
-                "build 1/4 1/12 FROM base AS wheel",
-                "build 1/4 10/12 COPY wheels/runtime/ wheels/runtime/ · cached",
-                'build 1/4 9/12 RUN ["python3.11", "stage.py", "wheel"]: failed',
-            ],
-        ),
-    ],
-    ids=["classic", "podman"],
-)
+@table("text", "said")
 def test_steps_one_after_another(text: str, said: list[str]) -> None:
     out = io.StringIO()
     progress = Progress(out)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from launcher.images.builder import megatron_core_training_example as example
 from launcher.images.builder.megatron_core_training_example import UsageError
+from tests.tables import table
 
 TORCHRUN = {
     **{"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "4"},
@@ -55,19 +56,7 @@ def test_any_batch_on_any_number_of_replicas(
     assert options.micro_batches == 1 or options.micro_batches <= 4 * pipeline
 
 
-@pytest.mark.parametrize(
-    ("text", "reason"),
-    [
-        ("--batch-size=0", "--batch-size: must be at least 1"),
-        ("--epochs=0", "--epochs: must be at least 1"),
-        ("--train-steps=x", "--train-steps: invalid"),
-        ("--wandb-api-key=abc", "unknown argument --wandb-api-key(?!=)"),
-        ("--tensor-model-parallel-size=3", r"size \(4\) is not divisible by TP × PP \(3\)"),
-        ("--memory-monitor-interval=0", "--memory-monitor-interval must be above 0"),
-        ("--fp16 --bf16", "--fp16 and --bf16"),
-        ("--batch-size 9 --micro-batch-size 2", r"\(9\) is not divisible by --micro-batch-size"),
-    ],
-)
+@table("text", "reason")
 def test_refusals(text: str, reason: str) -> None:
     with pytest.raises(UsageError, match=reason):
         checked(text, 4)
@@ -77,16 +66,7 @@ def environment(text: str, environ: dict[str, str]) -> dict[str, str]:
     return example.environment(example.parse(text.split()), environ)
 
 
-@pytest.mark.parametrize(
-    ("text", "address"),
-    [
-        ("", "10.0.0.1"),
-        ("--world-size=8 --init-method=tcp://10.0.0.1:29500", "10.0.0.1"),
-        ("--init-method tcp://10.0.0.1:29500/", "10.0.0.1"),
-        ("--init-method=env://", "10.0.0.1"),
-        ("--init-method=tcp://127.0.0.1:29500", "localhost"),
-    ],
-)
+@table("text", "address")
 def test_ranks_are_those_of_the_environment(text: str, address: str) -> None:
     made = environment(text, {**TORCHRUN, "MASTER_ADDR": address})
     assert made.pop("CUDA_DEVICE_MAX_CONNECTIONS") == "1"

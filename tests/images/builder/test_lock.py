@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -244,6 +245,9 @@ def test_each_base_and_builder_is_asked_for_once(
     _, said, asked = images(monkeypatch, empty_site, {}, found, [name])
     assert asked == [name]
     assert any(line.startswith("base of 24.10 keeps its old pin") for line in said)
+    mirrored = replace(empty_site, image_mirrors={"nvcr.io": "mirror.example/nvcr"})
+    asked = images(monkeypatch, mirrored, {}, found, [name])[2]
+    assert asked == [name.replace("nvcr.io", "mirror.example/nvcr")]
 
 
 def test_a_tag_that_moves_between_two_platforms_is_not_locked(

@@ -27,6 +27,7 @@ from launcher.images.builder.verify import (
 )
 from launcher.images.matrix.matrix_file import load_matrix
 from launcher.images.matrix.schema import Row
+from tests.tables import table
 
 MATRIX = load_matrix()
 NGC, CPU = MATRIX.rows["26.06"], MATRIX.rows["cpu"]
@@ -46,20 +47,7 @@ def looked(folder: Path, core: str, training: str = "", seconds: int = 60) -> Bu
     return BuildFacts(**json.loads(done.stdout))
 
 
-@pytest.mark.parametrize(
-    ("core", "training", "seen"),
-    [
-        ("print('hello', flush=True)", "import atexit; atexit.register(print, 'bye')", []),
-        ("assert 0, 'at least\\n 0.6.0'", "", ["megatron.core", "AssertionError: at least 0.6.0"]),
-        ("", "raise SystemExit(3)", ["megatron.training", "SystemExit: 3"]),
-        (
-            "import nowhere.to_be",
-            "",
-            ["megatron.core", "ModuleNotFoundError: No module named 'nowhere'"],
-        ),
-        ("import os; os.kill(os.getpid(), 9)", "", ["megatron.core", "no answer"]),
-    ],
-)
+@table("core", "training", "seen")
 def test_megatron_is_imported_in_the_image(
     tmp_path: Path, core: str, training: str, seen: list[str]
 ) -> None:
@@ -202,20 +190,6 @@ def test_what_is_refused_of_bases_and_images(check: Callable[[], None], said: st
     assert not caught or said in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("lines", "is_ours"),
-    [
-        (["ENV PYTHONPATH=/opt/megatron/lib", "COPY /stage/ / # buildkit", "FROM x"], True),
-        (["/bin/sh -c #(nop)  LABEL a=b", "/bin/sh -c #(nop)  ENV PYTHONPATH=/o"], False),
-        (["/bin/sh -c #(nop)  LABEL a=b", "/bin/sh -c #(nop) COPY dir:0a in / "], True),
-        (["RUN pip install x", "ENV PYTHONPATH=/o", "COPY /stage/ / # buildkit"], False),
-        (['CMD ["bash"]', "ENV PYTHONPATH=/o", "COPY /stage/ / # buildkit"], False),
-        (["COPY /stage/ /opt # buildkit"], False),
-        (["/bin/sh -c #(nop) COPY dir:0a1b in /opt "], False),
-        (["/bin/sh -c #(nop) COPY file:0a1b in / "], False),
-        ([], False),
-        ([None], False),
-    ],
-)
+@table("lines", "is_ours")
 def test_what_was_made_from_one_of_ours_is_not_ours(lines: list[str | None], is_ours: bool) -> None:
     assert verify.is_ours([{"CreatedBy": line} for line in lines]) is is_ours

@@ -19,6 +19,7 @@ from launcher.cli.transfer import pull as pull_command
 from launcher.images.carry import image_lookup, remote
 from launcher.images.matrix.locked import LockedImage, LockedPlatform
 from launcher.images.oci.registry import ImageDigests
+from tests.tables import table
 
 A, B, C = (f"sha256:{letter * 64}" for letter in "abc")
 NAME = "registry.example:5000/team/megatron:24.10"
@@ -118,18 +119,7 @@ def test_a_pull_takes_any_digest_that_the_image_is_known_by(
 
 
 @pytest.mark.parametrize("move", [partial(remote.push, image=C, remote=NAME), None])
-@pytest.mark.parametrize(
-    ("events", "asks", "said"),
-    [
-        (
-            [{"error": "denied: requested access to the resource is denied"}],
-            True,
-            "docker login re",
-        ),
-        ([{"error": "filesystem layer verification failed for digest"}], True, "verification fai"),
-        ([], False, "can't be reached"),
-    ],
-)
+@table("events", "asks", "said")
 def test_what_engine_or_registry_refuse_is_told_and_a_pull_names_nothing(
     registry: Registry, move: Any, events: list[dict[str, Any]], asks: bool, said: str
 ) -> None:
@@ -170,16 +160,7 @@ def test_a_locked_image_comes_from_its_mirror_or_from_the_registry_that_is_named
     assert asked == [(f"{prefix}/{name}" if prefix else by_default, [C, A, B], name)]
 
 
-@pytest.mark.parametrize(
-    ("name", "prefix", "there"),
-    [
-        ("megatron:24.10", "registry.example/team/", "registry.example/team/megatron:24.10"),
-        ("registry.example/x:1", None, "registry.example/x:1"),
-        ("localhost/x:1", None, "localhost/x:1"),
-        ("megatron:24.10", None, None),  # Docker Hub is never meant by default
-        ("team/megatron:24.10", None, None),
-    ],
-)
+@table("name", "prefix", "there")
 def test_a_name_at_a_registry(name: str, prefix: str | None, there: str | None) -> None:
     with nullcontext() if there else pytest.raises(UsageError, match="names no registry"):
         assert remote.remote_name(name, prefix) == there

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import subprocess
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from launcher.base.errors import EngineError
 from launcher.images.engine import compose_plugin
 from launcher.images.engine.private import packages, private
-
-if TYPE_CHECKING:
-    pass
+from tests.e2e.site import program
 
 CLIENT: Any = None
 DOCKER = """#!/bin/sh
@@ -34,12 +32,6 @@ def tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(compose_plugin, "ask", ask)
     monkeypatch.setattr(compose_plugin, "private_file", lambda client, name: None)
     return tmp_path
-
-
-def program(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text)
-    path.chmod(0o755)
 
 
 @pytest.mark.parametrize(

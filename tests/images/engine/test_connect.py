@@ -36,6 +36,7 @@ from launcher.images.engine.connect import (
 )
 from launcher.images.oci import registry
 from launcher.runs.records import record
+from tests.tables import table
 
 from .conftest import StandInHandler
 
@@ -175,15 +176,7 @@ def test_a_dead_socket_is_passed_over(
     assert module.socket_fault(sockets / "dead.sock", 1.0).startswith("nobody listens")
 
 
-@pytest.mark.parametrize(
-    ("host", "reason"),
-    [
-        ("tcp://127.0.0.1:1", "connection refused"),
-        ("nonsense", "nonsense"),
-        ("ftp://somewhere", "ftp"),
-        ("unix:///nowhere.sock", "there is no such socket"),
-    ],
-)
+@table("host", "reason")
 def test_a_wrong_docker_host_gives_no_traceback(
     monkeypatch: pytest.MonkeyPatch, host: str, reason: str
 ) -> None:
@@ -226,15 +219,7 @@ def write_cli(path: Path, answers: str) -> None:
     path.chmod(0o755)
 
 
-@pytest.mark.parametrize(
-    ("answers", "with_buildx", "with_buildkit"),
-    [
-        ('"buildx inspect default") echo "Status: running";;', ["buildx"], ["buildx", "build"]),
-        ('"buildx inspect default") echo "Status: inactive";;', None, None),
-        ("version*) echo 20.10.24;;", None, ["build"]),
-        ("version*) echo 28.0.1;;", None, None),
-    ],
-)
+@table("answers", "with_buildx", "with_buildkit")
 def test_buildkit_is_found(
     monkeypatch: pytest.MonkeyPatch,
     sockets: Path,

@@ -10,9 +10,9 @@ import pytest
 from launcher.base.errors import UsageError
 from launcher.images.matrix.matrix_file import find_release, find_row, load_lock, load_matrix
 from launcher.images.matrix.schema import caution, misfit
+from tests.tables import table
 
 ROOT = Path(__file__).resolve().parents[3]
-MEGATRON = "url: https://github.com/NVIDIA/Megatron-LM.git"
 NGC = [f"24.{month:02}" for month in range(2, 11)]
 
 
@@ -55,61 +55,7 @@ def test_every_release_has_a_full_commit_and_patches_that_exist() -> None:
     assert folders == {path.name for path in (ROOT / "patches").iterdir()}
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "key", "reason"),
-    [
-        ("expected: runs", "expects: runs", "rows.24.02.expects", "Did you mean 'expected'?"),
-        ('python: "3.10"', "python: 3.10", "rows.24.02.python", "write it in quotes"),
-        ("megatron: 0.9.0", "megatron: 0.9.1", "rows.24.02.megatron", "no release 0.9.1"),
-        ('python: "3.10"', 'python: "3.9"', "rows.24.02.python", "no builder for cp39"),
-        ("commit: 1afee592", "commit: 1AFEE592", "releases.0.9.0.git.commit", "40 hex digits"),
-        ('torch: ">=2.7"', 'torch: "about 2.7"', "releases.0.9.0.caution.torch", "specifier"),
-        ("expected: runs", "expected: run", "rows.24.02.expected", "'runs'"),
-        ("megatron: 0.9.0", "megatron: 0.16.1", "rows.24.02.megatron", "requires torch >=2.6.0"),
-        ('  "24.03":', '  "24.02":', "24.02", "repeated key"),
-        ("source: sdist", "source: wheel", "rows.cpu.source", "'git' or 'sdist'"),
-        ("- quay.io/pypa", "- quay.io/pypi", "moving.0", "Did you mean 'quay.io/pypa"),
-        ("commit: 1afee592", "ref: x, commit: 1afee592", "releases.0.9.0.git", "and not both"),
-        ("commit: 1afee592", "ref: -1afee592", "releases.0.9.0.git.ref", "a tag or a branch"),
-        (
-            "extensions: [transformer-engine-1.13, apex-24.10]",
-            "extensions: [apex-24.10, transformer-engine-1.13, apex-24.10]",
-            "rows.cuda-12.4.extensions.2",
-            "apex-24.10 is in the list twice: leave one out",
-        ),
-        (
-            'architectures: ["80", "90", "100"]',
-            'architectures: ["80", "90", "80"]',
-            "rows.cuda-12.8.architectures.2",
-            "80 is in the list twice",
-        ),
-        (
-            "platforms: [linux/amd64, linux/arm64]",
-            "platforms: [linux/arm64, linux/arm64]",
-            "rows.25.03.platforms.1",
-            "linux/arm64 is in the list twice",
-        ),
-        ("importlib-metadata, numpy<2", "numpy<<2", "packages.0", "a requirement such as"),
-        (
-            "importlib-metadata, numpy<2",
-            "'numpy; python_version<\"3.11\"'",
-            "packages.0",
-            "no address or condition",
-        ),
-        ("importlib-metadata, numpy<2", "'a @ https://b.c/a'", "packages.0", "no address"),
-        (MEGATRON, "url: '--upload-pack=x'", "releases.0.9.0.git.url", "a git address"),
-        (MEGATRON, "url: 'ext::sh -c x'", "releases.0.9.0.git.url", "a git address"),
-        ("cudnn-frontend: https", "cudnn-frontend: '-u' #", "submodules.3rdparty", "a git address"),
-        ("3rdparty/cudnn", "../cudnn", "submodules.../cudnn-frontend", "a folder below"),
-        ("patches: 0.9.0", "patches: ../../0.9.0", "releases.0.9.0.patches", "a folder below"),
-        ("base: nvcr.io/nvidia", "base: -v/:/nvidia", "rows.24.02.base", "an image's name"),
-        ("base: nvcr.io/nvidia", "base: a/../b", "rows.24.02.base", "an image's name"),
-        ("cp310: quay.io/pypa", "cp310: --x", "builders.cp310", "an image's name"),
-        ('  "24.02":', '  "../24.02":', "rows.../24.02", "an image tag"),
-        ("build: [packaging", "build: [--pre", "needs.build.0", "a requirement such as"),
-        ("runtime: [einops", "runtime: ['/srv/x'", "needs.runtime.0", "a requirement such as"),
-    ],
-)
+@table("old", "new", "key", "reason")
 def test_a_wrong_matrix_names_file_line_key_and_reason(
     tmp_path: Path, old: str, new: str, key: str, reason: str
 ) -> None:

@@ -10,6 +10,7 @@ import pytest
 from launcher.base.errors import UsageError
 from launcher.images.matrix.matrix_file import load_lock, load_matrix
 from launcher.images.matrix.recipe import check_packages, locked_hashes, recipe, sha256_of_pin
+from tests.tables import table
 
 MATRIX, LOCK = load_matrix(), load_lock()
 CPU = recipe(MATRIX, LOCK, "cpu")
@@ -40,22 +41,7 @@ def test_what_the_lock_lacks_is_told_at_once() -> None:
         recipe(MATRIX, LOCK, "cpu", "0.9.9")
 
 
-@pytest.mark.parametrize(
-    ("change", "said", "remedy"),
-    [
-        (
-            {"packages": ["numpy", "torch==2.14.0+cpu", "SciPy>=1"], "torch": "2.14.0+cpu"},
-            "matrix.lock is older than the packages of cpu: "
-            "torch==2.14.0+cpu (locked: 2.13.0+cpu), SciPy>=1 (not locked)",
-            "Run `make lock`.",
-        ),
-        (
-            {"torch": "2.14.0"},
-            "cpu: the row says torch 2.14.0, and matrix.lock has 2.13.0+cpu",
-            "Name the same torch in the row's `packages`, then run `make lock`.",
-        ),
-    ],
-)
+@table("change", "said", "remedy")
 def test_packages_that_were_changed_and_not_locked_are_refused(
     change: dict[str, Any], said: str, remedy: str
 ) -> None:

@@ -23,6 +23,7 @@ from launcher.runs.runfile.values import parse_gpus
 from tests.e2e.site import program
 from tests.plans import HOST as MACHINE
 from tests.plans import Planner
+from tests.tables import table
 
 GOLDEN = Path(__file__).parent / "golden"
 WORDS = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=12)
@@ -47,15 +48,7 @@ def test_the_request_is_as_kept(name: str, request: pytest.FixtureRequest) -> No
     kept(f"{name}.txt", docker_request.show(plan))
 
 
-@pytest.mark.parametrize(
-    ("gpus", "count", "ids", "word"),
-    [
-        ("2", 2, None, "2"),
-        ("all", -1, None, "all"),
-        ("device=0,1", 0, ["0", "1"], '"device=0,1"'),
-        ("device=3", 0, ["3"], "device=3"),
-    ],
-)
+@table("gpus", "count", "ids", "word")
 def test_gpus(bare: Plan, gpus: str, count: int, ids: list[str] | None, word: str) -> None:
     """Several devices have quotes within the shell's, as the docker command reads CSV."""
     asked = {"Driver": "", "Capabilities": [["gpu"]], "Options": {}}
@@ -169,16 +162,7 @@ def test_a_run_file_may_allow_new_privileges(plan: Planner) -> None:
     assert "--security-opt" not in docker_request.command(allowed)
 
 
-@pytest.mark.parametrize(
-    ("info", "rootless"),
-    [
-        ({"SecurityOptions": ["name=seccomp,profile=default"]}, False),
-        ({"SecurityOptions": ["name=seccomp,profile=builtin", "name=rootless"]}, True),
-        ({"SecurityOptions": ["name=seccomp,profile=default"], "Rootless": True}, True),  # Podman
-        ({"SecurityOptions": ["name=seccomp,profile=default"], "Rootless": False}, False),
-        ({"SecurityOptions": None}, False),
-    ],
-)
+@table("info", "rootless")
 def test_a_rootless_engine_says_so(info: dict[str, object], rootless: bool) -> None:
     class Api:
         def info(self) -> dict[str, object]:

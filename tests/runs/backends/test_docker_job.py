@@ -6,6 +6,7 @@ import socket
 import struct
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from types import SimpleNamespace
 from typing import Any
@@ -21,6 +22,7 @@ from launcher.runs.backends import container
 from launcher.runs.backends.docker import docker, docker_job
 from launcher.runs.plan.job import ConnectionLost, EndCause, ExitStatus
 from launcher.runs.plan.plan import Plan
+from tests.tables import table
 
 
 def stream(*frames: tuple[int, bytes]) -> socket.socket:
@@ -135,15 +137,16 @@ def test_without_memlock_it_goes_on_and_says_so_once(
     assert "memlock" in told[0]
 
 
-@pytest.mark.parametrize(
-    ("reason", "said"),
-    [
-        ('could not select device driver "" with capabilities: [[gpu]]', "can't give GPUs"),
-        ("error setting rlimit type 3: operation not permitted", "error setting rlimit"),
-        ("write /var/lib/docker/x: no space left on device", "no room for the image"),
-        ("a reason that nobody knows", "didn't start: a reason"),
-    ],
-)
+def test_a_variable_without_value_is_the_launchers_own(
+    full: Plan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TOKEN", "se cret")
+    api = Api()
+    docker_job.start(api, replace(full, env=(*full.env, ("NOT_SET", None))), attach=False)
+    assert {"TOKEN=se cret", "NOT_SET"} <= {*api.body["Env"]}
+
+
+@table("reason", "said")
 def test_a_refusal_leaves_no_container(bare: Plan, reason: str, said: str) -> None:
     api = Api(start=lambda body: refused(reason))
     with pytest.raises(EngineError, match=said):
@@ -164,15 +167,7 @@ def test_the_attempt_before_is_waited_for_while_it_is_removed(
     assert api.calls == ["create"] * 4 + ["start"]
 
 
-@pytest.mark.parametrize(
-    ("labels", "state", "said", "tries"),
-    [
-        ({}, {}, "there is a container test-0a1b2c3d already\n  docker rm -f test-0a1b2c3d", 1),
-        (None, {"Running": True, "Status": "running"}, "run 0a1b2c3d goes on already", 1),
-        (None, {"Status": "created"}, "run 0a1b2c3d goes on already", 1),
-        (None, {"Status": "removing"}, "there is a container test-0a1b2c3d already", 2),
-    ],
-)
+@table("labels", "state", "said", "tries")
 def test_a_name_that_stays_taken_is_told(
     bare: Plan,
     monkeypatch: pytest.MonkeyPatch,

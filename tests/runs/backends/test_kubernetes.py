@@ -30,6 +30,7 @@ from launcher.runs.runfile.clusters import Kubernetes
 from launcher.runs.runfile.origins import RunRequest
 from tests.e2e.site import program
 from tests.plans import HOST, Planner
+from tests.tables import table
 from tools import podmodel
 
 from .test_docker import kept
@@ -348,25 +349,7 @@ def test_a_preset_that_wants_no_network_runs_in_a_cluster(tmp_path: Path) -> Non
     assert networks == [None, "none"]
 
 
-@pytest.mark.parametrize(
-    ("text", "keys", "told"),
-    [
-        ("", {}, r"checkpoint.save: /shared/save is in none of kubernetes.volumes"),
-        ("", {"secrets": {}}, r"env.WANDB_API_KEY: a secret's value .*\n.*WANDB_API_KEY: SECRET"),
-        ("", {"secrets": {"WANDB_API_KEY": "a/b"}}, r"secrets.HF_TOKEN: a secret's value"),
-        ("gpus: 8|gpus: 'device=0,1'", {}, "gpus: device=0,1: the cluster chooses"),
-        (
-            "resources: {|resources: {devices: [/dev/fuse], ",
-            {},
-            "devices: /dev/fuse: the cluster assigns",
-        ),
-        (
-            "resources: {|resources: {network: none, ",
-            {},
-            "network: none: a pod uses the cluster's",
-        ),
-    ],
-)
+@table("text", "keys", "told")
 def test_what_no_pod_can_have_is_refused(
     plan: Planner, text: str, keys: dict[str, Any], told: str
 ) -> None:
@@ -388,6 +371,9 @@ def test_no_secrets_value_is_in_it(full: Plan, kind: str) -> None:
     told = kubernetes_request.show(full, made)
     assert [one for one in ("0123456789", "abcdefghij", "/run/secrets") if one in told] == []
     assert "set after all" in told
+    argued = replace(full, env=env, argv=("program", "--api-key", "0123456789"))
+    with pytest.raises(UsageError, match="a secret among the program's arguments"):
+        kubernetes_request.request(argued, asked(**keys), environ)
 
 
 @given(words=st.lists(st.text("ab$()\\ '\"{}", max_size=8), max_size=4))
@@ -440,19 +426,7 @@ def test_the_innermost_volume_counts(full: Plan) -> None:
     assert told == [("one", "b", "/b"), ("all", "ab", "/c")]
 
 
-@pytest.mark.parametrize(
-    "keys",
-    [
-        {"resources": {"memory": "1Gi"}},
-        {"resources": {"nvidia.com/gpu": 1}},
-        {"kind": "trainjob", "restarts": 1},
-        {"volumes": {"/a": {}}},
-        {"volumes": {"a": {"claim": "b"}}},
-        {"secrets": {"A": "wandb"}},
-        {"namespace": "Team A"},
-        {"queue": "a\nb"},
-    ],
-)
+@table("keys")
 def test_a_wrong_key_is_refused(keys: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
         asked(**keys)

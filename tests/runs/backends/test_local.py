@@ -27,25 +27,12 @@ from launcher.runs.plan.plan import Plan
 from launcher.runs.runfile.values import Gpus, parse_gpus
 from tests.disks import UNLIMITED, limited, mounted
 from tests.e2e.site import program, until
+from tests.tables import table
 
 from .conftest import BARE
 
 
-@pytest.mark.parametrize(
-    ("gpus", "environ", "visible"),
-    [
-        ("0", {}, ""),
-        ("0", {"CUDA_VISIBLE_DEVICES": "4"}, ""),
-        ("2", {}, "0,1"),
-        ("2", {"CUDA_VISIBLE_DEVICES": "4,5,6"}, "4,5"),
-        ("2", {"CUDA_VISIBLE_DEVICES": "GPU-1a, GPU-2b"}, "GPU-1a,GPU-2b"),
-        ("2", {"CUDA_VISIBLE_DEVICES": "4"}, "4"),
-        ("2", {"CUDA_VISIBLE_DEVICES": ""}, ""),
-        ("2", {"CUDA_VISIBLE_DEVICES": "3,-1,4"}, "3"),
-        ("device=3,1", {"CUDA_VISIBLE_DEVICES": "4,5"}, "3,1"),
-        ("all", {"CUDA_VISIBLE_DEVICES": "4,5"}, None),
-    ],
-)
+@table("gpus", "environ", "visible")
 def test_the_gpus_are_those_asked_for(
     gpus: str, environ: dict[str, str], visible: str | None
 ) -> None:

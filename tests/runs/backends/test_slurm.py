@@ -25,6 +25,7 @@ from launcher.runs.plan.plan import Plan
 from launcher.runs.runfile.clusters import Slurm
 from tests.e2e.site import living_with, program, until
 from tests.plans import HOST, Planner
+from tests.tables import table
 
 from .test_docker import GOLDEN, kept
 
@@ -75,9 +76,9 @@ def test_the_script(plan: Planner, flavour: str) -> None:
     two = plan("gpt2.yaml", *more, host=host)
     told = slurm_request.request(two, Slurm.model_validate(FLAVOURS[flavour]), FOLDER).script
     if flavour == "none":
-        kept("slurm-none.sh", told)
+        kept("slurm-none.txt", told)
     else:
-        whole = (GOLDEN / "slurm-none.sh").read_text().splitlines(True)
+        whole = (GOLDEN / "slurm-none.txt").read_text().splitlines(True)
         lines = difflib.ndiff(whole, told.splitlines(True))
         kept(f"slurm-{flavour}.diff", "".join(line for line in lines if line[0] in "+-"))
     passes_shellcheck(told)
@@ -91,19 +92,7 @@ def passes_shellcheck(text: str) -> None:
     assert done.returncode == 0, done.stdout
 
 
-@pytest.mark.parametrize(
-    ("sinfo", "partition", "options"),
-    [
-        ("main*|64|512000|gpu:2", None, ["--exclusive", "--mem=0"]),
-        ("main*|64+|512000+|gpu:a100:8(S:0-1)", None, ["--cpus-per-task=16", "--mem=128000M"]),
-        ("main*|64|512000|gpu:1,shard:4\nbig|32|9000|gpu:h100:4", "big", ["--cpus-per-task=16"]),
-        ("a*|64|8000|gpu:8\na*|8|8000|gpu:4", None, ["--cpus-per-task=4", "--mem=2000M"]),
-        ("main*|64|512000|(null)", None, ["--gpus-per-node=2"]),
-        ("sinfo: error\n|||\nmain*|x|y|gpu:2", None, ["--cpus-per-task=2"]),
-        ("", None, ["--cpus-per-task=2"]),
-    ],
-    ids=["whole", "part", "partition", "several-kinds", "no-gpus", "nonsense", "not-here"],
-)
+@table("sinfo", "partition", "options")
 def test_ranks_get_their_share_of_a_nodes_cpus(
     two: Plan, sinfo: str, partition: str | None, options: list[str]
 ) -> None:
@@ -116,15 +105,7 @@ def test_ranks_get_their_share_of_a_nodes_cpus(
     assert not [line for line in told if line.startswith(("--mem=", "--exclusive"))]
 
 
-@pytest.mark.parametrize(
-    ("programs", "chosen"),
-    [
-        ({"srun": "echo --container-image=PATH", "apptainer": ""}, "pyxis"),
-        ({"srun": "echo --help", "apptainer": ""}, "apptainer"),
-        ({"srun": "exit 1"}, None),
-        ({}, None),
-    ],
-)
+@table("programs", "chosen")
 def test_an_image_is_run_in_what_is_there_or_refused(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

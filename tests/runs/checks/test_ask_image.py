@@ -21,6 +21,7 @@ from launcher.runs.plan.job import OutputPiece
 from launcher.runs.plan.mounts import Mount
 from launcher.runs.plan.plan import Plan
 from tests.runs.checks.conftest import Asker, card
+from tests.tables import table
 
 UPSTREAM = ("program=pretrain_gpt.py", "gpus=2")
 SENT = Mount("/payloads/d/launcher", "/opt/launchpad/launcher", True, KEY)
@@ -94,21 +95,7 @@ def test_a_refusal_is_told_and_kept(asked: Asker, tmp_path: Path) -> None:
     assert len(engine.__dict__["started"]) == 2
 
 
-@pytest.mark.parametrize(
-    "program",
-    [
-        "refused",
-        "",
-        "print('{}')",
-        "print('x')",
-        "print('[]')",
-        "print('{\"refused\": 3}')",
-        'print(\'{"refused": "a"}\')',
-        'print(\'{"unasked": "no torch"}\')',
-        "import sys; sys.stdout.buffer.write(b'\\xff')",
-        "import time; time.sleep(60)",
-    ],
-)
+@table("program")
 def test_a_failure_to_ask_is_a_note_and_refuses_nothing(
     asked: Asker, tmp_path: Path, program: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -21,6 +21,7 @@ from launcher.runs.checks.machine import (
 )
 from launcher.runs.runfile.values import Gpus, parse_gpus
 from tests.runs.checks.conftest import ENGINE, GB, Asker, card
+from tests.tables import table
 
 H100, RTX = "NVIDIA H100 80GB HBM3", "NVIDIA GeForce RTX 4090"
 V100 = card(name="Tesla V100-SXM2-32GB", total=34 * GB, capability=(7, 0))
@@ -45,18 +46,7 @@ def test_every_refusal_is_told_and_warnings_let_a_run_start(
     assert capsys.readouterr().err == told
 
 
-@pytest.mark.parametrize(
-    ("request_", "indices"),
-    [
-        ("1", [0]),
-        ("2", [0, 1]),
-        ("device=1", [1]),
-        ("device=1,0", [1, 0]),
-        ("device=GPU-1", [1]),
-        ("device=GPU-", []),
-        ("device=7", []),
-    ],
-)
+@table("request_", "indices")
 def test_which_gpus_a_request_makes_visible(request_: str, indices: list[int]) -> None:
     assert [gpu.index for gpu in checks.chosen(parse_gpus(request_), TWO)] == indices
     assert checks.chosen(Gpus(2, everything=True), TWO) == list(TWO)
@@ -197,23 +187,7 @@ def test_what_is_well_is_let_through(asked: Asker, sets: tuple[str, ...], machin
     assert asked(*sets).on(machine) == []
 
 
-@pytest.mark.parametrize(
-    ("have", "cuda", "gpu", "refuse"),
-    [
-        ("560.28.03", "12.6", RTX, None),
-        ("580.65.06", "12.6.2", RTX, None),
-        ("535.104.05", "12.6.2", RTX, False),
-        ("525.60.13", "12.6.2", RTX, False),
-        ("525.60.11", "12.6.2", RTX, True),
-        ("515.105.01", "12.4.0.41", RTX, True),
-        ("515.105.01", "12.4.0.41", H100, False),
-        ("470.57.02", "12.3.2", "Tesla T4", False),
-        ("470.57.02", "12.3.2", "NVIDIA RTX A6000", True),
-        ("525.60.13", "13.0", RTX, True),
-        ("580.65.06", "13.0", RTX, None),
-        ("560.35.03", "12.9", RTX, None),  # no figure for 12.9: nothing is said
-    ],
-)
+@table("have", "cuda", "gpu", "refuse")
 def test_a_driver_refused_warned_of_or_let_through(
     have: str, cuda: str, gpu: str, refuse: bool | None
 ) -> None:

@@ -7,8 +7,8 @@ import time
 import pytest
 
 from launcher.runs.explain import failures
+from tests.tables import table
 
-KILLED = "a process was killed by SIGKILL, most likely by the kernel, for memory"
 ASKED = "a user or the scheduler ended the run"
 GONE = "another rank, or its node, is gone"
 
@@ -19,58 +19,7 @@ def first(*lines: str) -> str:
     return signs[0].failure.row if signs else ""
 
 
-@pytest.mark.parametrize(
-    ("lines", "name"),
-    [
-        # A person's request was taken for what followed from nothing.
-        (["slurmstepd: error: *** STEP 7.0 ON n1 CANCELLED AT 2026-01-02T03:04:05 ***",
-          "srun: error: n1: task 0: Terminated"], ASKED),
-        # What summed up stood for the reason above it.
-        (["slurmstepd: error: pyxis: container start failed with error code: 1",
-          "slurmstepd: error: pyxis:   enroot-mount: failed to mount: /scratch at /x"],
-         "a task's container didn't start, on Slurm or Kubernetes: the lines near it say why"),
-        (["slurmstepd: error: pyxis: failed to import docker image",
-          "slurmstepd: error: pyxis: [ERROR] URL https://x returned error code: 401 Unauthorized"],
-         "the image can't be pulled from its registry"),
-        # UCX's "Input/output error" is of a network, no disk.
-        (["[1767323045.1] [n1:7 :0] ib_mlx5_log.c:9 UCX  ERROR "
-          "Transport retry count exceeded on mlx5_0:1/RoCE: Input/output error"],
-         "InfiniBand or RoCE failed between nodes"),
-        (["[1767323045.1] [n1:7 :0] tcp_ep.c:9 UCX  ERROR tcp_ep: Input/output error"],
-         "UCX reports an error of a device or its memory: its line says which call"),
-        # An errno's words were read without the object of the call, and by whose program.
-        (["[n1:82] pml_ucx.c:860  Error: ucx send failed: Input/output error"], ""),
-        (["mount: permission denied"], ""),
-        (["[1.2] [n1:7 :0] ib_md.c:3 UCX  ERROR open(/dev/infiniband/uverbs0): Permission denied"],
-         "a device may not be opened by this user: {path}"),
-        (["RuntimeError: inotify add watch failed: no space left on device"],
-         "something is at its limit that is no disk, though its error is of space"),
-        (["FATAL: while searching for mksquashfs: exec: \"mksquashfs\": "
-          "executable file not found in $PATH"],
-         "a program of the machine isn't there, which the engine or tool calls: {program}"),
-        (["ERROR: failed to compute cache key: failed to copy: read tcp: connection reset"], ""),
-        (["RuntimeError: CUDA error: invalid argument"], "a call of CUDA failed: {why}"),
-        # The adapter's own call stands before the line that says whose memory it is.
-        (["[1.2] [n1:8:0] ib_md.c:3  UCX  ERROR ibv_reg_mr(address=0x7f, length=8) failed: "
-          "Cannot allocate memory",
-          "[1.2] [n1:8:0] ucp_mm.c:1  UCX  ERROR failed to register address 0x7f mem_type bit 0x2 "
-          "length 8 on md[5]=mlx5_0: Input/output error"],
-         "the network's adapter can't register GPU memory"),
-        # A process's own prefix hid its errno.
-        (["Local process 0 failed: [Errno 5] Input/output error: '/fs/a'"],
-         "a disk or a shared file system failed"),
-        (["Worker failure: [Errno 28] No space left on device: '/fs/a'"], "a disk is full"),
-        # The shell's report of a signal wasn't read.
-        (["/var/spool/slurmd/job7/slurm_script: line 9: 4711 Killed   python train.py"], KILLED),
-        (["srun: error: n1: task 0: Out Of Memory"], "host memory is out"),
-        # A bus error of a rank was another signal's.
-        (["traceback : Signal 7 (SIGBUS) received by PID 77"],
-         "a bus error: shared memory is too small, or a file that is read became shorter"),
-        # An option that torch adds was called a misspelt one.
-        (["train.py: error: unrecognized arguments: --local-rank=0"],
-         "the program doesn't take --local-rank, which torch.distributed.launch adds"),
-    ],
-)  # fmt: skip
+@table("lines", "name")
 def test_kinds_of_lines_that_were_named_wrongly(lines: list[str], name: str) -> None:
     assert first(*lines) == name
 
@@ -186,17 +135,7 @@ def test_a_place_is_told_of_what_no_release_says() -> None:
 OWN = 'Traceback (most recent call last):\n  File "/home/x/train.py", line 9, in turn\n'
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "Error: No such container: train",
-        "System has not been booted with systemd as init system (PID 1). Can't operate.",
-        "sudo: command not found",
-        "AttributeError: _ARRAY_API not found",
-        "RuntimeError: module compiled against API version 0x10 but this version of numpy is 0xe",
-        "ERROR: the watcher lost its file",
-    ],
-)
+@table("line")
 def test_what_a_run_goes_on_after_is_not_its_failure(line: str) -> None:
     """Scripts and imports write these; a traceback after hundreds of steps was told as theirs."""
     log = f"{line}\niteration 1/ 9\niteration 2/ 9\n{OWN}FrobnicateError: upside down"
@@ -239,6 +178,63 @@ def test_who_called_a_package_is_told() -> None:
     )
     assert found.lines[0].startswith("where it failed: raised by turn of ")
     assert found.lines[2].startswith("first step: ")
+
+
+def test_a_traceback_that_is_cut_off_is_a_place() -> None:
+    """An excerpt that ended before the exception's own line had no line like a cause at all."""
+    found = failures.explain([f"{OWN}    raise GizmoError(text)".encode()]).first
+    assert found
+    assert found.failure.name.startswith("raised by turn of home/x/train.py, line 9 ")
+    assert found.said
+    assert found.said.text == "raise GizmoError(text)"
+    ignored = f"Exception ignored in: <function x>\n{OWN}OSError: upside down"
+    assert failures.explain([ignored.encode()]).first is None
+
+
+@pytest.mark.parametrize(
+    ("frames", "where"),
+    [
+        (["==== backtrace ====", " 0  /l/libucs.so.0(ucs_handle_error+0x73) [0x7f]",
+          " 1  /l/libuct.so.0(+0xf4) [0x7f]", " 2  /l/libuct.so.0(uct_turn+0xf4) [0x7f]"],
+         "crashed in uct_turn of libuct.so.0"),
+        ([" 0 0x000000000004a9d5 uct_turn()  /src/mm_ep.c:230"], "crashed in uct_turn of mm_ep.c"),
+        (["    @     0x7fa86e496801 abort", "    @     0x7fa86f6f97b5 gizmo::Turn()"],
+         "crashed in gizmo::Turn"),
+    ],
+)  # fmt: skip
+def test_a_crash_has_the_function_that_it_was_in(frames: list[str], where: str) -> None:
+    """Only the signal was quoted, and whose code it was in stood in the lines after it."""
+    log = ["[n1:7 :0:7] Caught signal 11 (Segmentation fault)", *frames]
+    found = failures.explain(["\n".join(log).encode()])
+    assert found.signs[0].said
+    assert found.signs[0].said.raised_by == where
+    loud = "[n1:8 :0:8]       mm_ep.c:231  Fatal: Failed to attach the gizmo"
+    assert failures.explain(["\n".join([*log, loud]).encode()]).lines[-2:] == [
+        "lines that may say why:",
+        f"  line {len(log) + 1}: {loud}",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("line", "name"),
+    [
+        ("wandb: Network error (ReadTimeout), entering retry loop.",
+         "Weights & Biases: a connection over the network failed, or got no answer"),
+        ("n1:7:7 [0] misc/gizmo.cc:9 NCCL WARN Call to gizmo failed: Permission denied",
+         "NCCL: something isn't permitted to this user"),
+        ("/opt/bin/luajit: File.lua:210: write error: wrote 3 blocks instead of 4",
+         "luajit: a file couldn't be written whole"),
+        ("ImportError: cannot import name 'Gizmo'",
+         "the program: a name isn't in the module that it is imported from"),
+        ("n1:7:7 [0] NCCL INFO NET/Plugin: Failed to find ncclNetPlugin_v5", ""),
+        ("gizmo: step failed\nwobble: step failed\nwidget: step failed", ""),
+        ("gizmo: step failed" + "\nstep" * 99, ""),
+    ],
+)  # fmt: skip
+def test_the_last_loud_line_of_a_tool_is_a_place(line: str, name: str) -> None:
+    """It was shown without a claim, or what a finished run had passed over was a place."""
+    found = failures.explain([line.encode()]).first
+    assert (found.failure.name if found else "") == name
 
 
 def test_a_summary_has_the_lines_that_may_say_why() -> None:

@@ -18,6 +18,7 @@ from launcher.runs.plan.job import EndCause, ExitStatus
 from launcher.runs.records import ending, record, resume
 from launcher.runs.records.ending import Ending, Outcome, describe
 from launcher.runs.runfile import origins
+from tests.tables import table
 from tools.failures import PAGE, first_step, page
 
 ROOT = Path(__file__).parents[3]
@@ -81,81 +82,9 @@ def test_a_text_beside_it_has_half_of_its_words(known: failures.Failure) -> None
 
 
 MEMORY = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
-FETCH = "fatal: Could not read from remote repository."
 
 
-@pytest.mark.parametrize(
-    ("text", "first"),
-    [
-        (f"git@github.com: Permission denied (publickey).\n{FETCH}", ""),
-        (f"Host key verification failed.\n{FETCH}", ""),
-        (f"ssh: connect to host github.com port 22: Connection timed out\n{FETCH}", ""),
-        ("curl: (6) Could not resolve host: huggingface.co", ""),
-        ("srun: fatal: Can not execute ./train.sh", ""),
-        ("srun: fatal: Could not establish a configuration source",
-         "Slurm's controller or a node's daemon doesn't answer"),
-        ("INFO Unable to connect to the server: metrics are kept offline", ""),
-        (f"train.sh: line 3: module: command not found\n{MEMORY}", "GPU memory is out"),
-        (f"bash: line 3: ninja: command not found\n{MEMORY}", "GPU memory is out"),
-        ("bash: line 3: nvidia-smi: command not found\nFrobnicateError: upside down", ""),
-        ("/usr/bin/ld: cannot find -lcufile\n/usr/bin/ld: cannot find -laio\n"
-         "collect2: error: ld returned 1 exit status\nFrobnicateError: upside down", ""),
-        ("slurm_load_jobs error: Socket timed out on send/recv operation\n"
-         f"slurmstepd: error: task/cgroup: unable to add task[pid=1] to memory cg\n{MEMORY}",
-         "GPU memory is out"),
-        (f"OSError: [Errno 16] Device or resource busy: '/tmp/.nfs01'\n{MEMORY}",
-         "GPU memory is out"),
-        ("  Warning  FailedMount  2s  kubelet  Unable to attach or mount volumes: timed out\n"
-         f"{MEMORY}", "GPU memory is out"),
-        ("A matching Triton is not available, some optimizations will not be enabled.\n"
-         f"Error caught was: No module named 'triton'\n{MEMORY}", "GPU memory is out"),
-        ("WARNING:xformers:A matching Triton is not available, some optimizations will not be "
-         "enabled\nTraceback (most recent call last):\n    import triton\n"
-         f"ModuleNotFoundError: No module named 'triton'\n{MEMORY}", "GPU memory is out"),
-        # datasets 4 says it, and loads.
-        (f"ERROR:datasets.load:`trust_remote_code` is not supported anymore.\n{MEMORY}",
-         "GPU memory is out"),
-        ("`trust_remote_code` is not supported anymore.\nerror: 0", ""),
-        (f"modprobe: FATAL: Module nv_peer_mem not found in directory /lib\n{MEMORY}",
-         "GPU memory is out"),
-        (f"W: GPG error: https://x InRelease: NO_PUBKEY A4B4, failed\n{MEMORY}",
-         "GPU memory is out"),
-        (f"n1:2:9 [0] x.c:6 NCCL WARN NET/OFI Request completed with error. RC: 113\n{MEMORY}",
-         "GPU memory is out"),
-        (f"pml_ucx.c:309  Error: Failed to create UCP worker\n{MEMORY}", "GPU memory is out"),
-        (f'time="2026" level=warning msg="netavark: no DNS, failed"\n{MEMORY}',
-         "GPU memory is out"),
-        ("The tokenizer does not have a chat template, ChatML is taken, no error", ""),
-        ("No trainable parameters in the tower: it is frozen, no error", ""),
-        ("nemo.services.nim said that the answer is invalid, error", ""),
-        ("numba.cuda.cudadrv.driver.CudaAPIError: [700] Call to cuMemcpyDtoH failed", ""),
-        ("TypeError: cannot unpack non-iterable Namespace object", ""),
-        ("TypeError: 'function' object is not subscriptable", ""),
-        ("UnicodeEncodeError: 'latin-1' codec can't encode character '\\u201c'", ""),
-        ("OSError: [Errno 19] No such device: '/dev/infiniband/uverbs0'", ""),
-        ("RuntimeError: CUDA error: CUDA_ERROR_NOT_INITIALIZED", "a call of CUDA failed: {why}"),
-        ("server: error: Invalid user id given", ""),
-        ('The configuration "x" is invalid: its default is used, no error', ""),
-        ("srun: error: slurm_persist_conn_open: failed to open: Connection refused", ""),
-        ('srun: error: slurm_set_addr: Unable to resolve "c3": Unknown host', ""),
-        ("RuntimeError: Timed out after waiting more than 600 seconds for the others", ""),
-        ("TimeoutError: Timed out. Please check that the nodes are up", ""),
-        ("RuntimeError: a step took longer than 600 seconds", ""),
-        ("ValueError: the loss is too large", ""),
-        ("ValueError: not enough values to unpack (expected 2, got 1)", ""),
-        ("RuntimeError: Worker crashed, please report this", ""),
-        ("RuntimeError: Something went wrong. Please check the logs", ""),
-        ("RuntimeError: it ended, you can find its log in /tmp", ""),
-        ("RuntimeError: the job was removed", ""),
-        ("torch/cuda/__init__.py:118: UserWarning: CUDA initialization: Found no NVIDIA driver on "
-         "your system.\n  return torch._C._cuda_getDeviceCount() > 0\n"
-         "RuntimeError: upside down", ""),
-        ("fatal: detected dubious ownership in repository at '/m'\nRuntimeError: upside down", ""),
-        ('Lmod has detected the following error: unknown "cuda/12"\nRuntimeError: upside down', ""),
-        ("CondaError: Run 'conda init' before 'conda activate'\nRuntimeError: upside down", ""),
-        ('Error from server (NotFound): pods "x" not found\nRuntimeError: upside down', ""),
-    ],
-)  # fmt: skip
+@table("text", "first")
 def test_a_text_near_a_row_is_not_taken_for_it(text: str, first: str) -> None:
     """What is of git, of a download or of the user's own code, and what ends no run."""
     assert "".join(sign.failure.row for sign in named(text)[:1]) == first
@@ -188,7 +117,7 @@ def test_each_is_named_by_its_text_and_by_nothing_else(name: str, text: str) -> 
     told = describe(Ending(ExitStatus(1), False, tail), "0a1b", None, "")
     failure = found[0].failure
     assert told[1].startswith(f"{failures.HEADS[failure.certainty]}: {failure.name}: ")
-    assert told[2].startswith(("cure", "first step"))
+    assert told[2].startswith(("cure", failures.OPEN, "first step"))
 
 
 def test_memory_is_named_by_what_the_engine_says_where_nothing_was_written() -> None:
@@ -417,18 +346,7 @@ def test_what_became_of_it(
     assert found.code == (125 if cut_short else 143 if stopped else ended.code)
 
 
-@pytest.mark.parametrize(
-    ("tail", "code"),
-    [
-        ("step 8\nstopped after iteration 8: asked to by a signal\n", 143),
-        ("node-1 | stopped after iteration 8: asked to by a signal\n", 143),
-        ("step 8\n[2024-01-01 00:00:00] exiting program after receiving SIGTERM.\n", 143),
-        ("exiting program after receiving SIGTERM.\nfinished after iteration 9\n", 0),
-        ("runner: SIGINT: asked 2 ranks to stop, waiting 600 s\n", 130),
-        ("runner: SIGHUP: asked 2 ranks to stop, waiting 600 s\n", 143),
-        ("a line that quotes: stopped after iteration 8: asked to by a signal\n", 0),
-    ],
-)
+@table("tail", "code")
 def test_a_run_that_a_signal_stopped_is_not_finished(tail: str, code: int) -> None:
     """A rank that got SIGTERM by itself ended the run with 0, as if it had been done."""
     found = Ending(ExitStatus(0), asked=False, tail=tail)
@@ -470,13 +388,6 @@ def test_the_exit_code_is_told_once(code: int, tail: str, first: str) -> None:
     assert describe(ending, "0a1b", None, "/save") == [first, "it saved no complete checkpoint"]
     finished = describe(Ending(ExitStatus(0), False, DONE), "0a1b", None, "/save")
     assert finished == ["run 0a1b finished"]
-
-
-@pytest.fixture
-def kept(runs: Path) -> Path:
-    """The folder of a run's record."""
-    (runs / RUN).mkdir(parents=True)
-    return runs / RUN
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from launcher.runs.explain import failures
+from tests.tables import table
 from tools.anchors import REPEATS
 
 FEWEST = 8
@@ -121,7 +122,7 @@ def test_a_clue_names_its_causes_the_likeliest_first() -> None:
     text = SITE.format("verl/x.py") + "ModuleNotFoundError: No module named 'cv2'"
     lines = failures.explain([text.encode()]).lines
     assert lines[0].startswith("this points to: ")
-    assert lines[3] == "cure, the likeliest cause first:"
+    assert lines[3] == f"{failures.OPEN}:"
     assert "isn't installed" in lines[4]
 
 
@@ -133,17 +134,7 @@ OWN = """Traceback (most recent call last):
 """
 
 
-@pytest.mark.parametrize(
-    "error",
-    [
-        "KeyError: 'gizmo'",
-        "AttributeError: 'Gizmo' object has no attribute 'by'",
-        "TypeError: 'NoneType' object is not iterable",
-        "IndexError: list index out of range",
-        "ZeroDivisionError: division by zero",
-        "NameError: name 'gizmo' is not defined",
-    ],
-)
+@table("error")
 def test_an_error_of_ones_own_code_is_located(error: str) -> None:
     """A fault of a script was told as packages whose releases don't fit."""
     inner = '  File "/x/site-packages/torch/nn/modules/module.py", line 3, in __getattr__\n'
@@ -208,22 +199,13 @@ def test_an_exception_without_its_message_is_quoted_with_it() -> None:
 def test_a_line_that_passes_on_a_warning_is_no_place() -> None:
     """Apptainer's `extract command failed: WARNING: ...` hid the error some lines below."""
     log = b"FATAL:   by turning x: gizmo failed: WARNING: no passwd\ngizmo: failed to turn\n"
-    assert failures.explain([log]).first is None
+    found = failures.explain([log]).first
+    assert found
+    assert found.said
+    assert found.said.text == "gizmo: failed to turn"
 
 
-@pytest.mark.parametrize(
-    ("said", "step"),
-    [
-        (
-            "Data error: I/O error: Permission denied (os error 13)\nError code:   Unexpected",
-            "user",
-        ),
-        ("mount: permission denied", "a mount or namespace"),
-        ("make: *** [Makefile:9: gizmo] Error 2", "read that line"),
-        ("triton.runtime.errors.OutOfGizmos: out of gizmos,", "read that line"),
-        ("gizmo: cannot turn /dev/gizmo0: Input/output error", "a device of the network"),
-    ],
-)
+@table("said", "step")
 def test_a_tool_s_last_words_are_a_place(said: str, step: str) -> None:
     """Errors without the word were no line like one; an errno's step asks for its object."""
     found = failures.explain([f"step 1\n{said}\n".encode()]).first

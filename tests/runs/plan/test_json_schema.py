@@ -31,6 +31,7 @@ from launcher.runs.runfile import origins, values
 from launcher.runs.runfile.config import RunConfig
 from launcher.tools.json_schema import schema
 from tests.plans import HOST, STAMP, load
+from tests.tables import table
 from tools import extract
 
 SCHEMA = schema()
@@ -77,27 +78,7 @@ def test_what_the_models_take_the_schema_takes(data: st.DataObject) -> None:
         jsonschema.validate(value, taker.json_schema())
 
 
-@pytest.mark.parametrize(
-    "right",
-    [
-        "image: 24.09",
-        "image: a/b:1",
-        "image: {tag: '24.10', megatron: 0.10.0}",
-        "image: {name: x, tag: null}",
-        "nodes: 2",
-        "nodes: {count: 2, rank: 1, master_addr: a}",
-        "mounts: [{source: a, target: /b, read_only: false}]",
-        "nodes: {count: 2, spare: 1}",
-        "slurm: {exclude: auto, setup: [a, b], time: 24:00:00, gpu_type: h100}",
-        "slurm: {exclude: 'n1,n[3-5]', setup: 'a'}",
-        "slurm: {exclude: {days: 3}}",
-        "kubernetes: {exclude: auto, per_gpu: {cpu: 12, memory: 64Gi}, pod: {spec: {a: [1]}}}",
-        "kubernetes: {exclude: [n1, n2]}",
-        "resources: {devices: [/dev/infiniband, '/dev/a:/dev/b:rw'], cap_add: [IPC_LOCK]}",
-        "megatron_args: {a: [1, x], b: true, c: null}",
-        "resources: {shm_size: 1g, ipc: private, ulimits: {stack: -1}}",
-    ],
-)
+@table("right")
 def test_the_short_forms_are_taken_by_both(right: str) -> None:
     tree = yamlfile.tree(right, "")
     assert tree
@@ -115,65 +96,7 @@ def test_presets_and_imported_files_fit(path: Path) -> None:
     VALIDATOR.validate(yaml.safe_load(text))
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        "nmae: a",
-        "image: null",
-        "name: -a",
-        "name: null",
-        "image: {}",
-        "image: {tag: '24.10', nam: x}",
-        "image: -1",
-        "image: ''",
-        "image: {tag: cpu, megatron: '0.9'}",
-        "program: ''",
-        "program: 3",
-        "model: {num_layer: 2}",
-        "model: {num_layers: 0}",
-        "model: {num_layers: two}",
-        "model: {num_layers: true}",
-        "model: {hidden_dropout: 1.5}",
-        "model: {swiglu: 1}",
-        "model: null",
-        "model: []",
-        "training: {lr: fast}",
-        "training: {lr: -1}",
-        "training: {lr: true}",
-        "training: {micro_batch_size: some}",
-        "training: {micro_batch_size: 0}",
-        "training: {rampup_batch_size: [1, 2]}",
-        "data: {path: []}",
-        "data: {path: [0.5]}",
-        "data: {path: [true, a]}",
-        "data: {path: ''}",
-        "data: {mock: yeah}",
-        "checkpoint: {keep: 0}",
-        "megatron_args: {a: {b: c}}",
-        "megatron_args: {a: [[b]]}",
-        "gpus: -1",
-        "gpus: device=",
-        "gpus: [0]",
-        "gpus: true",
-        "gpus: 1.5",
-        "processes: 0",
-        "nodes: 0",
-        "nodes: {count: 0}",
-        "nodes: {master_port: 70000}",
-        "env: {A-B: x}",
-        "env: {A: [x]}",
-        "secrets: {A: 3}",
-        "mounts: [{source: a}]",
-        "mounts: [{source: a, target: relative}]",
-        "max_restarts: -1",
-        "resources: {ipc: hosst}",
-        "resources: {shm_size: big, ipc: private}",
-        "resources: {shm_size: 1g}",
-        "resources: {shm_size: 1g, ipc: host}",
-        "resources: {user: root}",
-        "resources: {stop_grace: 1.5}",
-    ],
-)
+@table("wrong")
 def test_both_refuse_what_is_wrong(wrong: str) -> None:
     data = {"name": "a", "image": "cpu"} | yaml.safe_load(wrong)
     assert not accepted(data)

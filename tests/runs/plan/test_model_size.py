@@ -14,6 +14,7 @@ from launcher.runs.plan import layout
 from launcher.runs.plan.model_size import ModelShape, shape
 from launcher.runs.runfile.config import ImageRequest, Model, Nodes, Parallel, RunConfig, Training
 from launcher.runs.runfile.origins import Origin
+from tests.tables import table
 
 UPSTREAM = "/opt/megatron/src/pretrain_gpt.py"
 SMALL: dict[str, Any] = {
@@ -224,16 +225,7 @@ def test_a_refusal_names_place_numbers_and_what_works() -> None:
     assert told.count(" work: ") == 3  # every broken rule, at once
 
 
-@pytest.mark.parametrize(
-    ("training", "key"),
-    [
-        ({"fp16": True, "bf16": True}, "training.bf16"),
-        ({"train_iters": 1, "train_samples": 1}, "training.train_samples"),
-        ({"train_samples": 1, "lr_decay_iters": 1}, "training.lr_decay_iters"),
-        ({"lr_warmup_fraction": 0.1, "lr_warmup_iters": 1}, "training.lr_warmup_iters"),
-        ({"lr": 1e-4, "min_lr": 1e-3}, "training.min_lr"),
-    ],
-)
+@table("training", "key")
 def test_settings_that_exclude_each_other(training: dict[str, object], key: str) -> None:
     assert f"{key}: " in refusal(config(**training), 1)
 
@@ -259,16 +251,7 @@ def test_a_sequence_is_divided_by_context_first() -> None:
     assert not works(config().model_copy(update=changes), 8)
 
 
-@pytest.mark.parametrize(
-    ("groups", "release", "program", "taken"),
-    [
-        (2, "0.16.1", "pretrain_gpt.py", True),
-        (3, "0.16.1", "pretrain_gpt.py", False),
-        (2, "0.15.3", "pretrain_gpt.py", False),
-        (2, None, "pretrain_gpt.py", False),
-        (2, "0.16.1", "gpt", False),
-    ],
-)
+@table("groups", "release", "program", "taken")
 def test_query_groups_below_tensor_parallel_are_shared_from_0_16_on(
     groups: int, release: str | None, program: str, taken: bool
 ) -> None:

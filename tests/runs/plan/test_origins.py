@@ -20,6 +20,7 @@ from launcher.runs.plan.image_facts import ImageFacts
 from launcher.runs.runfile import origins
 from launcher.runs.runfile.origins import Override
 from tests.plans import HOST, MINIMAL, STAMP, load, plan_of
+from tests.tables import table
 
 Write = Callable[[str], str]
 
@@ -51,17 +52,7 @@ def test_what_is_no_run_file_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert load("gpt2.yaml")[0].name == "mine"
 
 
-@pytest.mark.parametrize(
-    ("lines", "said"),
-    [
-        ("model:\n  hiden_size: 3", "4: model.hiden_size: unknown key. Did you mean 'hidden_size'"),
-        ("model: {lr: 1.0}", "3: model.lr: unknown key here. There is training.lr"),
-        ("num_layers: 2", "3: num_layers: unknown key here. There is model.num_layers"),
-        ("mounts:\n- sorce: b", "4: mounts.0.sorce: unknown key. Did you mean 'source'"),
-        ("mounts:\n- sorce: b", "4: mounts.0.source: must be given"),
-        ("resources: {ipc: h}", "ipc: takes 'host', 'private' or 'shareable' (it is 'h')"),
-    ],
-)
+@table("lines", "said")
 def test_a_wrong_key_gives_line_and_nearest(write: Write, lines: str, said: str) -> None:
     assert said in refusal(write(f"name: a\nimage: cpu\n{lines}\n"))
     given = refusal(write("name: a\nimage: cpu\n"), "model.hiden_size=3")
@@ -370,16 +361,7 @@ def test_a_file_is_laid_over_the_one_that_it_extends(
     )  # not the CPU's
 
 
-@pytest.mark.parametrize(
-    ("text", "told"),
-    [
-        ("extends: run.yaml\n", "run.yaml extends run.yaml, and so on"),
-        ("extends: gpt2-tny\n", "no file and no preset 'gpt2-tny'"),
-        ("extends: [gpt2]\n", "the name of a run file or a preset is wanted"),
-        ("extends: gpt2\nmodel: {num_layrs: 2}\n", "num_layrs"),
-        ("extends: gpt2\ntraining: {lr: fast}\n", "run.yaml:2: training.lr"),
-    ],
-)
+@table("text", "told")
 def test_what_extends_wrongly_is_told_with_its_place(tmp_path: Path, text: str, told: str) -> None:
     file = tmp_path / "run.yaml"
     file.write_text(text)

@@ -24,6 +24,7 @@ from launcher.runs.runfile.config import RunConfig
 from launcher.runs.runfile.origins import RunRequest
 from launcher.runs.runfile.values import Gpus
 from tests.plans import HOST, MINIMAL, STAMP, Planner, load, plan_of, refusal
+from tests.tables import table
 
 Write = Callable[[str], str]
 UPSTREAM = ("gpus=2", "program=pretrain_gpt.py", "logging.check_replicas_interval=null")
@@ -39,34 +40,15 @@ def mounts(plan: Plan) -> dict[str, tuple[str, bool]]:
     return {mount.target: (mount.source, mount.read_only) for mount in mounted}
 
 
-BOTH = "name: a\nimage: cpu\ngpus: 2\nprocesses: 3\ndata: {mock: true}\n"
-
-
-@pytest.mark.parametrize(
-    ("text", "sets", "told"),
-    [
-        ("gpt2", ("gpus=2", "processes=1"), "--set processes=1: processes: 1 on 2 GPUs of a node"),
-        ("gpt2", ("gpus=2", "processes=1"), "--gpus 1"),
-        (BOTH, (), "run.yaml:4: processes: 3 on 2 GPUs"),
-        ("gpt2", ("gpus=all",), "Give their number"),
-        # It made a folder of that name where the launcher was started.
-        ("gpt2", ("checkpoint.save=~bob/a",), "~bob/a: only your own ~"),
-        ("gpt2", ("mounts=[{source: /x, target: /checkpoints}]",), "/checkpoints is taken by"),
-        (
-            "gpt2",
-            ("checkpoint={save_interval: 5}",),
-            "save_interval: no folder to save to is given",
-        ),
-        ("simple", ("gpus=1",), "Nearest that work: 2."),
-        ("simple", ("gpus=3",), "Nearest that work: 2 or 4."),
-        ("simple", ("gpus=5",), "Nearest that work: 4 or 6."),
-        ("simple", ("training.lr=1.0",), "would do nothing"),
-    ],
-)
+@table("text", "sets", "told")
 def test_what_can_not_be_planned_is_refused(
-    plan: Planner, text: str, sets: tuple[str, ...], told: str
+    plan: Planner, text: str, sets: list[str], told: str
 ) -> None:
     assert told in refusal(plan, text, *sets)
+
+
+def test_a_presets_processes_are_for_the_cpu_and_give_way_to_gpus(plan: Planner) -> None:
+    assert plan("gpt2-tiny", "gpus=1", "parallel={}").processes_per_node == 1  # 2 in the file
 
 
 def test_the_number_of_all_must_be_found_first() -> None:

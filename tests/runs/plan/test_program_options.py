@@ -9,6 +9,7 @@ from launcher.runs.plan import program_options
 from launcher.runs.plan.image_facts import ImageFacts
 from launcher.runs.plan.program_options import Option
 from tests.plans import Planner, refusal
+from tests.tables import table
 
 UPSTREAM = (
     "name: a\nimage: cpu\ngpus: 1\nprogram: pretrain_gpt.py\ndata: {mock: true, vocab_size: 100}\n"
@@ -42,22 +43,9 @@ def test_what_megatrons_program_needs_is_missed_by_its_key(plan: Planner, releas
     assert "checkpoint.save_interval must be given" in told
 
 
-@pytest.mark.parametrize(
-    ("sets", "rest"),
-    [
-        (("training.train_iters=null", "training.train_samples=100"), ()),
-        (("model.num_layers=null", "megatron_args.encoder_num_layers=2"), ()),
-        (("model.num_layers=null",), ("--encoder-num-layers", "2")),
-        (("model.num_layers=null",), ("--encoder-num-layers=2",)),
-        (("model={}",), ("--use-checkpoint-args",)),
-        (("model={}", "training={}", "megatron_args.yaml_cfg=/x.yaml"), ()),
-        (("training={micro_batch_size: 1}", "megatron_args.skip_train=true"), ()),
-        (("checkpoint.save=/x", "megatron_args.persistent_save_interval=5"), ()),
-        (("program=pretrain_vision.py", "model={}"), ()),
-    ],
-)
+@table("sets", "rest")
 def test_what_megatrons_program_needs_may_be_given_otherwise(
-    plan: Planner, sets: tuple[str, ...], rest: tuple[str, ...]
+    plan: Planner, sets: list[str], rest: list[str]
 ) -> None:
     assert plan(UPSTREAM, *sets, rest=rest)
     told = refusal(plan, UPSTREAM, "model={}", "training={}", rest=("--use-checkpoint-args",))
@@ -168,26 +156,8 @@ def test_a_name_is_spelled_as_megatron_spells_it(plan: Planner) -> None:
         assert plan(UPSTREAM, given, facts=ImageFacts(release, "git")).argv[-1] == spelled
 
 
-@pytest.mark.parametrize(
-    ("name", "values", "told"),
-    [
-        ("--eod-mask-loss", ("5",), "takes no value, and is given 5"),
-        ("--recompute-num-layers", ("two",), "takes a whole number, and is given two"),
-        ("--recompute-num-layers", ("1.5",), "takes a whole number, and is given 1.5"),
-        ("--recompute-num-layers", (), "takes a whole number, and is given none"),
-        ("--recompute-num-layers", ("1", "2"), "takes a whole number, and is given 1 2"),
-        ("--rotary-percent", ("half",), "takes a number, and is given half"),
-        ("--data-path", ("--x",), "can't be given --x, which looks like an option"),
-        ("--num-layers", ("-1",), ""),
-        ("--data-path", (), ""),
-        ("--rampup-batch-size", ("1", "2", "3"), ""),
-        ("--lr", ("1e-4",), ""),
-        ("--optimizer", ("sgd",), ""),
-    ],
-)
-def test_values_are_of_the_options_type_and_number(
-    name: str, values: tuple[str, ...], told: str
-) -> None:
+@table("name", "values", "told")
+def test_values_are_of_the_options_type_and_number(name: str, values: list[str], told: str) -> None:
     given = [Option(name, list(values) or True, "run.yaml:3: megatron_args.x")]
     if told:
         with pytest.raises(UsageError, match=f"x: {name} of Megatron 0.9.0 {told}"):

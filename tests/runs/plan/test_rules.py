@@ -24,6 +24,7 @@ from launcher.runs.runfile.origins import Origin
 from launcher.runs.runfile.values import parse_gpus
 from tests.conftest import ROOT
 from tests.plans import HOST, MINIMAL, STAMP, Planner, plan_of
+from tests.tables import table
 
 FILE = """name: a
 image: cpu
@@ -41,59 +42,10 @@ EXPERTS = "megatron_args.num_experts=8"
 FP8 = "megatron_args.fp8_format=hybrid"
 SAMPLES = ("training.train_iters=null", "training.train_samples=1000")
 
-DIES: list[tuple[str, tuple[str, ...], str, str]] = [
-    # Issue 22's list: taken, and ended minutes later by Megatron 0.9.0.
-    ("0.9.0", (f"{VIRTUAL}=2",), VIRTUAL, "need a pipeline"),
-    ("0.9.0", ("parallel.overlap_param_gather=true", "parallel.overlap_grad_reduce=true"),
-     "overlap_param_gather", "needs parallel.use_distributed_optimizer"),
-    ("0.9.0", ("parallel.overlap_param_gather=true", "parallel.use_distributed_optimizer=true"),
-     "overlap_param_gather", "needs parallel.overlap_grad_reduce"),
-    ("0.9.0", (f"{EP}=2",), EP, "needs experts"),
-    ("0.9.0", (f"{EP}=3", "megatron_args.num_experts=9"), EP, "replicas aren't divisible"),
-    ("0.9.0", (f"{EP}=2", "megatron_args.num_experts=5"), EP, "experts aren't divisible"),
-    ("0.9.0", (f"{EP}=2", EXPERTS, "parallel.tensor_model_parallel_size=2"), EP,
-     "needs parallel.sequence_parallel"),
-    ("0.9.0", ("training.lr_warmup_iters=100",), "lr_warmup_iters", "shorter than the decay"),
-    ("0.9.0", ("training.lr_warmup_iters=10", "training.lr_decay_iters=10"), "lr_warmup_iters",
-     "shorter than the decay"),
-    ("0.9.0", (*SAMPLES, "training.lr_warmup_samples=1000"), "lr_warmup_samples",
-     "shorter than the decay"),
-    ("0.9.0", ("training.lr_warmup_fraction=1.0",), "lr_warmup_fraction", "shorter than the decay"),
-    ("0.9.0", ("training.lr_decay_style=WSD",), "lr_decay_style", "lr_wsd_decay_iters"),
-    ("0.9.0", ("data.vocab_size=null",), "data.vocab_file", "needs a vocabulary"),
-    ("0.9.0", ("data.path=x",), "data.vocab_file", "needs a vocabulary"),
-    ("0.9.0", ("data.path=x", "data.vocab_file=v"), "data.merge_file", "needs its merges"),
-    ("0.9.0", ("data.path=x", "data.tokenizer_type=Llama2Tokenizer"), "data.tokenizer_model",
-     "needs a model"),
-    ("0.9.0", ("data.tokenizer_type=NullTokenizer", "data.vocab_size=null"), "data.vocab_size",
-     "needs the vocabulary's size"),
-    ("0.9.0", (f"{VIRTUAL}=2", f"{PP}=4", "training.global_batch_size=12"),
-     "training.global_batch_size", "virtual stages need"),
-    ("0.9.0", (*SAMPLES, "training.rampup_batch_size=[16, 8, 100]"), "rampup_batch_size",
-     "begins at the global batch"),
-    ("0.9.0", ("training.rampup_batch_size=[8, 8, 100]",), "rampup_batch_size", "train_iters"),
-    # The rules between options of megatron_args.
-    ("0.9.0", ("megatron_args.recompute_granularity=full",), "recompute_granularity",
-     "recompute_method and recompute_num_layers"),
-    ("0.9.0", ("megatron_args.deterministic_mode=true",), "deterministic_mode", "NCCL_ALGO"),
-    ("0.9.0", ("megatron_args.fp8_format=hybrid", "model.hidden_size=72"), "fp8_format", "16"),
-    ("0.9.0", ("megatron_args.fp8_format=hybrid", "parallel.tensor_model_parallel_size=8"),
-     "fp8_format", "width on each process"),  # a rank's share of 64 is 8
-    # By release.
-    ("0.16.1", (f"{EP}=3", "megatron_args.num_experts=9"), EP, "processes aren't divisible"),
-    ("1.0", (f"{EP}=4", "megatron_args.num_experts=6"), EP, "experts aren't divisible"),
-    ("1.0", (f"{EP}=3", "megatron_args.num_experts=6"), EP, "replicas aren't divisible"),
-    ("0.16.1", ("model.seq_length=100", "model.max_position_embeddings=128", FP8), "fp8_format",
-     "tokens of a sequence"),
-    ("0.16.1", ("model.hidden_size=256", "parallel.tensor_model_parallel_size=8",
-                "parallel.sequence_parallel=true", FP8), "fp8_format", "tokens of a sequence"),
-    ("0.16.1", ("model.ffn_hidden_size=200", FP8), "fp8_format", "width"),
-]  # fmt: skip
 
-
-@pytest.mark.parametrize(("release", "sets", "key", "told"), DIES)
+@table("release", "sets", "key", "told")
 def test_what_megatron_ends_at_is_refused(
-    plan: Planner, release: str, sets: tuple[str, ...], key: str, told: str
+    plan: Planner, release: str, sets: list[str], key: str, told: str
 ) -> None:
     """Each was taken, and ended the run once all its processes had started."""
     with pytest.raises(UsageError) as caught:
@@ -148,17 +100,7 @@ def test_a_rule_holds_for_what_is_behind_dashes_too(plan: Planner) -> None:
         plan(FILE, rest=("--recompute-granularity", "full"), facts=ImageFacts("0.9.0", True))
 
 
-@pytest.mark.parametrize(
-    ("values", "release", "told"),
-    [
-        ({"sequence_parallel": True}, "0.9.0", "turned off, as there is no tensor parallelism"),
-        ({"rampup_batch_size": [8, 8, 9]}, "0.19.0", "ignores it"),
-        ({"rampup_batch_size": [8, 8, 9]}, "0.17.1", ""),
-        ({"tokenizer_type": "GPT2BPETokenizer"}, "0.17.1", "gpt2 of Hugging Face's hub"),
-        ({"tokenizer_type": "GPT2BPETokenizer"}, "0.16.1", ""),
-        ({"tokenizer_type": "NullTokenizer"}, "0.19.2", ""),
-    ],
-)
+@table("values", "release", "told")
 def test_what_is_ignored_is_told(values: dict[str, Value], release: str, told: str) -> None:
     options = rules.RuleInput(values, Layout(1, 1, 1, 1))
     found = "".join(problem for problem, _ in rules.broken(rules.IGNORED, options, release, str))
@@ -171,15 +113,7 @@ def test_every_rule_is_of_options_that_there_are() -> None:
 
 
 @pytest.mark.parametrize("release", ["0.9.0", "0.16.1", "0.19.0"])
-@pytest.mark.parametrize(
-    ("given", "instead"),
-    [
-        ("batch_size=8", "--micro-batch-size"),
-        ("model_parallel_size=2", "--tensor-model-parallel-size"),
-        ("warmup=1", "--lr-warmup-fraction"),
-        ("checkpoint_activations=true", "--recompute-activations, or"),
-    ],
-)
+@table("given", "instead")
 def test_an_option_that_is_taken_only_to_end_at_is_refused(
     plan: Planner, release: str, given: str, instead: str
 ) -> None:
@@ -348,9 +282,9 @@ def case(chance: random.Random, release: str) -> Case:
     values = {section: dict(fields) for section, fields in BASE.items()} | {"parallel": {}}
     args: dict[str, Any] = {}
     changes = []
-    for table, most in ((SIZES, 2), (STEPS, 2), (SPREAD, 4), (PASSED, 2)):
-        for key in chance.sample(sorted(table), chance.randint(0, most)):
-            value = chance.choice(table[key])
+    for choices, most in ((SIZES, 2), (STEPS, 2), (SPREAD, 4), (PASSED, 2)):
+        for key in chance.sample(sorted(choices), chance.randint(0, most)):
+            value = chance.choice(choices[key])
             changes.append(f"{key}={value}")
             section, dot, field = key.partition(".")
             (values[section] if dot else args)[field if dot else section] = value

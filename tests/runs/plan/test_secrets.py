@@ -27,50 +27,18 @@ from launcher.runs.runfile.clusters import Slurm
 from launcher.runs.runfile.config import RunConfig
 from launcher.runs.runfile.secrets import HIDDEN
 from tests.plans import Planner, load, plan_of, request
+from tests.tables import table
 
 NAMES = ["WANDB_API_KEY", "HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "DB_PASSWORD", "GITHUB_PAT"]
 SECRETS = st.text("abcdefghijklmnopqrstuvwxyz0123456789", min_size=20, max_size=30)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        *NAMES,
-        *("KEY", "TOKEN", "SECRET", "my_password", "PASSWD", "GOOGLE_CREDENTIALS"),
-        *("OPENAI_APIKEY", "DB_PASSWORD_2", "SECRET_SAUCE", "NETRC_AUTH"),
-        *("HF_TOKEN_2", "HFTOKEN", "MY_TOKEN_PROD", "api_key_backup", "dbPassword"),
-        *("AUTHORIZATION", "hfToken", "APIKey", "MYSQL_PWD", "SSHPASS", "PGPASSWORD", "authToken1"),
-        *(
-            "PASSW",
-            "DB_PW",
-            "AWS_SESSION",
-            "SLACK_WEBHOOK_URL",
-            "MY_JWT",
-            "GIT_CREDS",
-            "OPENAI_KEY",
-        ),
-        *("SESSION_COOKIE", "AZURE_STORAGE_KEY", "PGPASS", "WANDB_NETRC"),
-        *("AccountKey", "AWS_SECRET_ACCESS_KEY_OLD", "WANDBAPIKEY", "API_KEYS", "BEARER_2"),
-    ],
-)
+@table("name")
 def test_a_secrets_name(name: str) -> None:
     assert secrets.is_secret(name)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        *("TOKENIZERS_PARALLELISM", "MAX_TOKENS", "NCCL_DEBUG", "KEYBOARD", "MONKEY", "PATH"),
-        *("PWD", "OLDPWD", "AUTHOR", "AWS_SHARED_CREDENTIALS_FILE", "SECRETS_DIR", "TOKEN_PATH"),
-        *("num_tokens", "EOS_TOKEN_ID", "AWS_ACCESS_KEY_ID", "PAD_TOKEN", "MAX_TOKEN_LENGTH"),
-        *("text_key", "SORT_KEY", "FORWARD_PASS", "BYPASS", "COMPASS", "HOTKEY", "PATCH_SIZE"),
-        *("NCCL_IB_HCA", "TORCH_NCCL_ASYNC_ERROR_HANDLING", "CUDA_DEVICE_MAX_CONNECTIONS"),
-        *("NVTE_FUSED_ATTN", "PYTORCH_CUDA_ALLOC_CONF", "OMP_NUM_THREADS", "SSH_AUTH_SOCK"),
-        *("DESKTOP_SESSION", "XDG_SESSION_ID", "VISION_START_TOKEN"),
-        "",
-        "_",
-    ],
-)
+@table("name")
 def test_another_name(name: str) -> None:
     assert not secrets.is_secret(name)
 
@@ -175,16 +143,7 @@ def test_no_output_shows_it(plan: Planner) -> None:
     assert {*kept.hidden} == hidden
 
 
-@pytest.mark.parametrize(
-    "value",
-    [
-        *("", "1", "INFO", "expandable_segments:True", "mlx5_0:1,mlx5_1:1", "^lo,docker0", "1e-4"),
-        *("https://host/a@b:c", "ssh://user@machine", "git@host.example:a/b.git", "a.b/c:1"),
-        *(f"megatron:24.10@sha256:{'0a' * 32}", "0a" * 20, "gpt2 --num-tokens 5", "--seq-length 5"),
-        *("/data/token/passwords", "--xla_gpu_x=true --xla_y", "Basic training of a model", "a=b"),
-        *("node0:29500", "12:30", "100*M", "NullTokenizer", "sk-learn", "me@example.org", "x: y@z"),
-    ],
-)
+@table("value")
 def test_an_ordinary_value_is_shown(value: str) -> None:
     assert not secrets.is_secret("NCCL_DEBUG", value)
     assert secrets.redacted(("--x", value)) == ("--x", value)
@@ -199,15 +158,7 @@ def test_a_long_value_is_looked_at_at_once() -> None:
     assert secrets.is_secret("A", "a" * 10_000_000)  # no process can be given it
 
 
-@pytest.mark.parametrize(
-    "argv",
-    [
-        *("--input-key question", "--disable-vision-class-token --lr 1", "--json-keys text label"),
-        *("--tb_event_key 'lm-loss/lm loss'", "--image-token <image>", "--image-token-index 32000"),
-        *("--pad-token [PAD]", "--token /run/secrets/hf", "--auth-file a.json", "--sort-key a.b_c"),
-        *("--commit 9f86d081884c7d659a2feaa0c55ad015a3bf4f1b", "--start-token '<|im_start|>'"),
-    ],
-)
+@table("argv")
 def test_an_option_of_texts_and_data_is_shown(argv: str) -> None:
     words = tuple(shlex.split(argv))
     assert secrets.redacted(words) == words

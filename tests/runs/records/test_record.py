@@ -28,6 +28,7 @@ from launcher.runs.records.record import Record
 from launcher.runs.runfile.config import RunConfig
 from launcher.runs.runfile.origins import RunRequest
 from tests.plans import request
+from tests.tables import table
 
 SECRETS = {
     "env": {"API_KEY": "se cret", "HF_TOKEN": None, "DEBUG": True, "LEVEL": 3},
@@ -103,20 +104,7 @@ def test_what_looks_like_a_credential_is_kept_under_no_key(
         record.check_secrets(kept, config, {})
 
 
-@pytest.mark.parametrize(
-    ("changes", "environ", "lacking"),
-    [
-        ({}, {}, "megatron_args.wandb-api-key, env.API_KEY, env.HF_TOKEN"),
-        ({}, {"API_KEY": "x", "HF_TOKEN": ""}, "megatron_args.wandb-api-key"),
-        ({"secrets": {"API_KEY": "~/.k"}}, {"HF_TOKEN": "x"}, "megatron_args.wandb-api-key"),
-        (
-            {"env": {"API_KEY": "x", "HF_TOKEN": "x"}, "megatron_args": {"wandb-api-key": "x"}},
-            {},
-            "",
-        ),
-        ({"env": {}, "megatron_args": {}}, {}, ""),
-    ],
-)
+@table("changes", "environ", "lacking")
 def test_a_secret_comes_from_elsewhere_or_is_said_to_be_missing(
     keep: Callable[..., Record], changes: dict[str, Any], environ: dict[str, str], lacking: str
 ) -> None:
@@ -218,17 +206,7 @@ def test_facts_are_json_without_secrets_and_with_each_file(
     assert facts["machine"]["gpus"][0]["name"] == "H100"
 
 
-@pytest.mark.parametrize(
-    ("key", "value", "told"),
-    [
-        ("launcher", "9.9", "the launcher was"),
-        ("source", "abc", "the checkout was"),
-        ("began", "/ck/iter_0000020", "it began from no checkpoint"),
-        ("image", {"name": "cpu", "id": "sha256:bb"}, "sha256:aa, now sha256:bb"),
-        ("files", {}, "text.bin is not the file that it was"),
-        ("machine", {"gpus": [{"name": "A100"}]}, "the GPUs were H100, and are A100"),
-    ],
-)
+@table("key", "value", "told")
 def test_each_change_is_told(
     made: Callable[..., dict[str, Any]], key: str, value: object, told: str
 ) -> None:

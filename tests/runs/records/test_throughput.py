@@ -10,6 +10,7 @@ import pytest
 from launcher.runs.records.throughput import StepWork, peak, rates, step_of
 from tests.plans import Planner
 from tests.runs.plan.test_model_size import GPT2 as SHAPE
+from tests.tables import table
 
 GPT2 = StepWork(SHAPE, batch=16, world=1, precision="bf16")
 
@@ -38,15 +39,7 @@ def test_the_steps_of_a_plan(
     assert (step.model.expert_layers, step.model.routed) == (12, 3)
 
 
-@pytest.mark.parametrize(
-    "changed",
-    [
-        {"options": None},
-        {"program": "./mine.py"},
-        {"options": {}},
-        {"options": {"global_batch_size": "many"}},
-    ],
-)
+@table("changed")
 def test_no_step(plan: Planner, changed: dict[str, Any]) -> None:
     """A plan that an older launcher kept has no options."""
     kept = asdict(plan("gpt2"))
@@ -73,23 +66,6 @@ def test_rates() -> None:
     assert [rates(GPT2, ms) for ms in (0.0, -1.0, float("nan"), float("inf"))] == [None] * 4
 
 
-@pytest.mark.parametrize(
-    ("name", "precision", "tflops"),
-    [
-        ("NVIDIA H100 80GB HBM3", "bf16", 989.4),
-        ("NVIDIA H100 PCIe", "bf16", 756),
-        ("NVIDIA A100-SXM4-40GB", "bf16", 312),
-        ("NVIDIA A100 80GB PCIe", "fp16", 312),
-        ("Tesla V100-SXM2-16GB", "fp16", 125),
-        ("Tesla V100-SXM2-16GB", "bf16", None),
-        ("NVIDIA A10G", "bf16", None),
-        ("NVIDIA L4", "bf16", 121),
-        ("NVIDIA L40S", "bf16", 362.05),
-        ("NVIDIA GeForce RTX 4090 Laptop GPU", "bf16", None),
-        ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", "bf16", None),
-        ("NVIDIA H100 80GB HBM3", "fp8", None),
-        ("", "bf16", None),
-    ],
-)
+@table("name", "precision", "tflops")
 def test_peaks(name: str, precision: str, tflops: float | None) -> None:
     assert peak(name, precision) == tflops

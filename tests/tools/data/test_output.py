@@ -287,3 +287,19 @@ def test_what_is_left_is_told_where_it_is_known(
     Bar(stream)(JobState(read=read, size=size))
     assert json.loads(stream.getvalue())["eta_s"] == left
     assert (" left" in bar.line(JobState(read=read, size=size), 10.0)) == (left is not None)
+
+
+def test_no_output_is_named_before_all_are_complete() -> None:
+    """The index of a full disk's data would have stood beside the data of before."""
+    named = list[str]()
+
+    def full() -> NoReturn:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    outputs = [
+        SimpleNamespace(complete=lambda: None, publish=lambda: named.append("idx")),
+        SimpleNamespace(complete=full, publish=lambda: named.append("bin")),
+    ]
+    with pytest.raises(OSError, match="No space"):
+        output.publish(outputs)
+    assert named == []

@@ -33,6 +33,7 @@ from launcher.tools.data.prepared import prepared
 from launcher.tools.data.sources import ReadingOptions
 from launcher.tools.data.tokenize import TokenizeTask
 from launcher.tools.data.tokenizers import Tokenizer, TokenizerChoice
+from tests.tables import table
 from tests.tools.data.conftest import documents
 
 # Where GPT-2 divides a text, from its encoder.py.
@@ -288,15 +289,7 @@ def test_a_wrong_file_is_told(
     assert said in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("config", "said"),
-    [
-        ("{", "tokenizer_config.json: not a JSON object"),
-        ("[]", "tokenizer_config.json: not a JSON object"),
-        ('{"eos_token": 5}', "eos_token is no token: 5"),
-        ('{"eos_token": {"content": [1]}}', "eos_token is no token: [1]"),
-    ],
-)
+@table("config", "said")
 def test_a_broken_tokenizer_config_is_told(tmp_path: Path, config: str, said: str) -> None:
     chosen = huggingface_of(tmp_path, {"Hello": 0, "<end>": 1})
     (tmp_path / "tokenizer_config.json").write_text(config)
@@ -433,30 +426,7 @@ def test_another_vocabulary_is_used_as_it_is(small: tuple[Path, Path]) -> None:
     assert len(vocabulary.load_vocabulary(*small).ids) == 259 + 204
 
 
-@pytest.mark.parametrize(
-    ("file", "content", "said"),
-    [
-        ("vocab.json", "{", "not JSON"),
-        ("vocab.json", '["a"]', "not an object of tokens"),
-        ("vocab.json", '{"a": 0, "b": 2}', "aren't those from 0 to 1"),
-        ("vocab.json", r'{"\ud800": 0}', "not JSON: no low surrogate"),
-        ("vocab.json", '{"a": 0, "b": 1}', "no <|endoftext|>"),
-        ("merges.txt", "#version: 0.2\na b\nab c", "its last line has no end"),
-        ("merges.txt", "#version: 0.2\na b\nabc\n", "merges.txt:3: 'abc': a merge is two tokens"),
-        ("merges.txt", "#version: 0.2\na b\na b\n", "a merge is in it twice"),
-        (
-            "merges.txt",
-            "#version: 0.2\nab c\na b\n",
-            "merges.txt:2: 'ab' is no byte, and no earlier merge",
-        ),
-        (
-            "merges.txt",
-            "#version: 0.2\na b\nab €\n",
-            "merges.txt:3: '€' is no byte, and no earlier merge",
-        ),
-        ("merges.txt", "#version: 0.2\na b\nb c\n", "without 1 tokens that merges.txt makes: bc"),
-    ],
-)
+@table("file", "content", "said")
 def test_files_that_are_no_vocabulary_are_told(
     small: tuple[Path, Path], file: str, content: str, said: str
 ) -> None:

@@ -20,6 +20,7 @@ from launcher.runs.plan.program import program
 from launcher.runs.runfile.config import RunConfig
 from launcher.tools.importing.from_script import import_script
 from launcher.tools.importing.shell_script import Images, ImportResult
+from tests.tables import table
 from tests.tools.importing.conftest import IMAGES, sandbox_here
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -62,52 +63,13 @@ def test_a_script_as_a_run_file(name: str, monkeypatch: pytest.MonkeyPatch) -> N
     assert "abc123" not in got
 
 
-@pytest.mark.parametrize(
-    ("line", "gpus", "nodes"),
-    [
-        ("torchrun pretrain_gpt.py", "1", 1),
-        ("torchrun --nproc_per_node 4 pretrain_gpt.py", "4", 1),
-        ("torchrun --nproc-per-node=gpu --standalone pretrain_gpt.py", "all", 1),
-        ("python -m torch.distributed.launch --nproc_per_node=2 pretrain_gpt.py", "2", 1),
-        ("python3 -u -m torch.distributed.run --nproc_per_node 2 a/pretrain_gpt.py", "2", 1),
-        ("nohup python pretrain_gpt.py &", "1", 1),
-        ("CUDA_VISIBLE_DEVICES=1,3 torchrun --nproc_per_node 2 pretrain_gpt.py", "device=1,3", 1),
-        ("torchrun --nproc_per_node 8 --nnodes 2 --master_addr a pretrain_gpt.py", "8", 2),
-        ("docker run --gpus 2 -it image python pretrain_gpt.py", "2", 1),
-        ("srun -l sh -c 'torchrun --nproc_per_node 3 pretrain_gpt.py'", "3", 1),
-        ("./pretrain_gpt.py", "1", 1),
-        ("#SBATCH -N2 --ntasks-per-node 8\nsrun python pretrain_gpt.py", "8", 2),
-        ("#SBATCH --gpus-per-node=a100:4\nsrun python pretrain_gpt.py", "4", 1),
-        ("#SBATCH --gres=gpu:4\npython pretrain_gpt.py", "1", 1),
-        ("torchrun $TORCHRUN_ARGS pretrain_gpt.py --bf16", "1", 1),
-        ("torchrun --nproc_per_node 4 $MORE pretrain_gpt.py --bf16", "4", 1),
-        ("aprun -n 8 -N 4 /no/rank.sh python pretrain_gpt.py", "4", 2),
-        (
-            "#SBATCH --nodes 3 --gpus-per-node=2\n"
-            "torchrun --nproc_per_node $SLURM_GPUS_ON_NODE --nnodes $SLURM_NNODES pretrain_gpt.py",
-            "2",
-            3,
-        ),
-    ],
-)
+@table("line", "gpus", "nodes")
 def test_what_starts_the_program(line: str, gpus: str, nodes: int) -> None:
     found = config(f"{line}\n")
     assert (found.program, found.gpus, found.nodes.count) == ("pretrain_gpt.py", gpus, nodes)
 
 
-@pytest.mark.parametrize(
-    ("lines", "said"),
-    [
-        ("#SBATCH --gres=gpu", []),
-        ("#SBATCH --gres=gpu:4 # all", ["uses 1: gpus is 1"]),
-        ("#SBATCH --gres=gpu:2,lustre:1", ["#SBATCH's gres gpu:2,lustre:1: not carried over"]),
-        ("#SBATCH -N 2", ["2 nodes are asked for, and the script uses 1: nodes.count is 1"]),
-        ("#SBATCH --nodes=2-4 -c 8", ["nodes 2-4: not"]),
-        ("#SBATCH --exclusive -J 'a b", []),
-        ("#SBATCH --no-requeue", []),
-        ("##SBATCH --nodes=2\necho\n#SBATCH --nodes=3", []),
-    ],
-)
+@table("lines", "said")
 def test_what_a_batch_asks_for_is_used_or_told(lines: str, said: list[str]) -> None:
     found = told(f"#!/bin/sh\n{lines}\ntorchrun pretrain_gpt.py\n")
     assert len(found) == len(said)
@@ -131,24 +93,7 @@ RELEASES = {**IMAGES.releases, "26.06": ("0.19.0", "0.9.0"), "25.12": ("0.16.1",
 HYBRID = Images(RELEASES, "24.10", {"cpu"})
 
 
-@pytest.mark.parametrize(
-    ("program", "image", "said"),
-    [
-        (
-            "pretrain_hybrid.py",
-            '"26.06"',
-            "24.10 has no pretrain_hybrid.py, so 26.06 is taken (pretrain_hybrid.py: ",
-        ),
-        ("pretrain_mamba.py", '"24.10"', ""),
-        ("examples/mimo/train.py", '"26.06"', "24.10 has no examples/mimo/train.py"),
-        (
-            "examples/export/knowledge_distillation/pretrain_gpt_modelopt.py",
-            '{tag: "24.10", megatron: "0.11.0"}',
-            "pretrain_gpt_modelopt.py: not in Megatron 0.9.0, so 0.11.0 is taken",
-        ),
-        ("./mine.py", '"24.10"', ""),
-    ],
-)
+@table("program", "image", "said")
 def test_the_image_has_the_program(program: str, image: str, said: str) -> None:
     """Every script was given 24.10, without a word."""
     done = read(f"torchrun {program} --seed 1", images=HYBRID)
@@ -166,17 +111,7 @@ def test_an_image_without_programs_of_upstreams_is_not_taken_for_one() -> None:
     assert "image: cpu\n" in mine.text
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "srun python tools/retro/text_generation/retro_text_generation.py --seed 1",
-        "uv run --no-sync python -m torch.distributed.run tools/retro/text_generation/"
-        "retro_text_generation.py --seed 1",
-        "torchrun --nproc-per-node 1 -m tools.retro.text_generation.retro_text_generation --seed 1",
-        "python -m tools.retro.text_generation.retro_text_generation --seed 1",
-        "$LAUNCH $HERE/retro_text_generation.py --seed 1",
-    ],
-)
+@table("line")
 def test_any_of_upstreams_programs_is_taken(line: str) -> None:
     found = config(line)
     assert found.program == "tools/retro/text_generation/retro_text_generation.py"
@@ -261,43 +196,7 @@ def test_what_belongs_to_the_machine_is_told() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    "start",
-    [
-        'eval "$CMD"',
-        "$CMD",
-        'bash -c "$CMD"',
-        "exec $CMD",
-        "nohup $CMD > log 2>&1 &",
-        "$CMD > no/such/folder/log",
-        "if ! $CMD; then exit 1; fi",
-        "time $CMD",
-        "numactl --membind=0-3 $CMD",
-        "nsys profile -o x $CMD",
-        "run() { $CMD; }; run",
-        '[ -n "$HOME" ] && $CMD',
-        "$CMD || exit 1",
-        "timeout 1h $CMD",
-        "env A=1 $CMD",
-        "srun $CMD &",
-        "wait_for() { :; }; $CMD",
-        "/opt/venv/bin/$CMD",
-        "/opt/venv/bin/$CMD 2>&1 | tee log",
-        "/usr/bin/python3 -m torch.distributed.run ${CMD#* }",
-        "bash ./not/here.sh x && $CMD",
-        "set -u; cd /nowhere; $CMD",
-        "cd /nowhere && $CMD",
-        "echo $CMD; $CMD",
-        "ssh node1 $CMD",
-        "set -e; false; $CMD",
-        "cp script.sh kept.sh; chmod +x script.sh; $CMD",
-        "[ -d /data ] || exit 1; $CMD",
-        "case $(hostname) in x) ;; *) $CMD ;; esac",
-        "for i in 1; do $CMD; done",
-        "printf '%s' \"$CMD\" | bash",
-        "bash <<EOF\n$CMD\nEOF",
-    ],
-)
+@table("start")
 def test_a_start_is_found_however_it_is_written(start: str) -> None:
     """Half of people's scripts start in a way that a reader of bash doesn't know."""
     cmd = "torchrun --nproc_per_node 2 pretrain_gpt.py --num-layers 3 --lr 1e-4"
@@ -305,43 +204,7 @@ def test_a_start_is_found_however_it_is_written(start: str) -> None:
     assert (found.model.num_layers, found.training.lr, found.gpus) == (3, 1e-4, "2")
 
 
-@pytest.mark.parametrize(
-    ("lines", "options", "said"),
-    [
-        ("", "--save $DIR", "2: to be given: DIR (checkpoint.save)"),
-        ("", "--seed $((A * 2))", "2: to be given: A (training.seed)"),
-        ("B=$(basename $A)", "--save /x/$B", "2: to be given: A (checkpoint.save)"),
-        ("B=$(dirname $A)", "--save $B", "2: to be given: A (checkpoint.save)"),
-        ("B=${A%x}", "--save $B", "2: to be given: A (checkpoint.save)"),
-        ("B=$(echo $A | wc -c)", "--seed $B", "2: to be given: A (training.seed)"),
-        ("B=$(cat /x/y | wc -l)", "--seed $B", "(training.seed)"),
-        ("B=$(git log | wc -l)", "--seed $B", "(training.seed)"),
-        ("B=$(date +%F)", "--save /x/$B", "2: to be given: the date (checkpoint.save)"),
-        ("B=$RANDOM", "--seed $B", "what isn't the same each time (training.seed)"),
-        ("", "--save <your path>/x", "2: to be given: <your path> (checkpoint.save)"),
-        ("", "--data-path /x/*.bin", "2: to be given: the files of /x/*.bin (data.path)"),
-        ("", "--fp16 $MORE", "2: to be given: MORE (further options)"),
-        ("[ $A = 1 ] && B=3 || B=4", "--seed $B", "1: [ $A = 1 ] && B=3 || B=4: decided by A"),
-        ("if [ $A = x ]; then B=3; fi", "--seed $B", "B, which A decides (training.seed)"),
-        ('[ -n "$A" ] && B=3', "", "A is taken as not set"),
-        ("[ -f /x/y ] && B=3", "", "/x/y is taken as not there"),
-        (". /no/file.sh", "", "1: /no/file.sh isn't here: what it sets isn't known"),
-        ("", "--seed $((24 % N))", "2: to be given: N (training.seed)"),
-        ("# a.py --save $OLD", '--save ""', "2: --save : checkpoint.save doesn't take it"),
-        ("A= # fill in", "--save $A", "2: to be given: A (checkpoint.save)"),
-        ('A="your data path"', "--data-path $A", "2: to be given: your data path (data.path)"),
-        ("N='Your rank'", "--seed $((N * 2))", "2: to be given: Your rank (training.seed)"),
-        ("A=${B:-}", '--data-path "$A" --bf16', "2: to be given: A (data.path)"),
-        (": ${A:=}; : ${A:?is needed}", "--seed $A", "2: to be given: A (training.seed)"),
-        ('A=${A:-}; [ -z "$A" ] && exit 1', "--seed $A", "2: to be given: A (training.seed)"),
-        (
-            'torchrun() { mpirun -np $((4 * N)) -npernode 4 python "$@"; }',
-            "",
-            "N: nodes is taken as 1",
-        ),
-        ("R=$OMPI_COMM_WORLD_RANK; torchrun() { python $*; }", "--rank $R", "gpus is taken as 1"),
-    ],
-)
+@table("lines", "options", "said")
 def test_what_a_value_depends_on_is_named(lines: str, options: str, said: str) -> None:
     """A value that isn't known would be written as if it were, or left out without a word."""
     found = told(f"{lines}\ntorchrun pretrain_gpt.py {options}\n")
@@ -376,16 +239,7 @@ def test_one_of_several_starts_is_chosen_and_the_others_told() -> None:
         import_script(Path("script.sh"), text, IMAGES, box, number=3)
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("echo hello\n", "It takes torchrun"),
-        ("git clone x\n", "The last command that it ran is on line 1: git clone x"),
-        ("if [ $1 = a ]; then torchrun x.py; fi\n", "Line 1: if [ $1 = a ]"),
-        ("python -m pip install x\n", "The last command"),
-        ("torchrun (\n", "bash says: syntax error"),
-    ],
-)
+@table("text", "said")
 def test_a_script_that_starts_nothing_is_refused(text: str, said: str) -> None:
     with pytest.raises(UsageError) as caught:
         read(text)

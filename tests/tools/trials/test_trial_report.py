@@ -19,6 +19,7 @@ from launcher.base.errors import UsageError
 from launcher.base.settings import ROOT
 from launcher.tools.trials import html, result, trial_report
 from launcher.tools.trials.result import Cell, CellResult
+from tests.tables import table
 from tests.tools.trials import samples
 from tests.tools.trials.samples import RESULTS, trial
 
@@ -63,19 +64,7 @@ def test_a_cell_is_worse_or_better_than_expected_or_neither(
         assert found.failure is (verdict == "fails")
 
 
-@pytest.mark.parametrize(
-    ("warning", "about"),
-    [  # as torch 2.3.1, 2.4.1 and 2.5.1 and Megatron 0.9.0 and 0.12.3 have them
-        ("FutureWarning: `torch.cuda.amp.custom_fwd(args...)` is deprecated.", "decorators"),
-        ("UserWarning: torch.distributed._all_gather_base is a private function", "collectives"),
-        ("FutureWarning: `load_state_dict` is deprecated and will be removed", "old name"),
-        ("UserWarning: Apex is not installed. Falling back to Torch LayerNorm", "no Apex"),
-        ("UserWarning: Transformer Engine and Apex are not installed. Falling back", "neither"),
-        ("SyntaxWarning: invalid escape sequence '\\s'", "Python 3.12"),
-        ("Warning: WARNING: process group has NOT been destroyed before we destruct", "without it"),
-        ("Warning: WARNING: destroy_process_group() was not called before program exit", "without"),
-    ],
-)
+@table("warning", "about")
 def test_causes_that_are_known_are_told(warning: str, about: str) -> None:
     assert about in result.cause(warning)
     assert sum(bool(re.search(says, warning)) for says, _ in result.CAUSES) == 1

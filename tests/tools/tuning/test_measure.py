@@ -13,35 +13,12 @@ from launcher.tools.tuning import measure
 from launcher.tools.tuning.candidates import Setting
 from launcher.tools.tuning.measure import Runs, has_told, is_slow, lines_every, settled, short
 from launcher.trainer.gpt import log
+from tests.tables import table
 from tests.tools.tuning.test_candidates import space
 
 
-@pytest.mark.parametrize(
-    ("ms", "told", "slow"),
-    [
-        ((9000, 1000), False, False),
-        ((9000, 1000, 1010), True, True),
-        ((9000, 1060, 80), False, False),
-        ((9000, 1060, 80, 82), True, False),
-        ((9000, 80, 81), False, False),
-        ((9000, 80, 81, 80), True, False),
-        ((9000, 80, 86, 80, 80), True, False),
-        ((9000, 80, 86), False, False),
-    ],
-    ids=[
-        "one line",
-        "steady",
-        "compiled in the second",
-        "steady after that",
-        "too short",
-        "the same thrice",
-        "the same at last",
-        "apart",
-    ],
-)
-def test_a_late_compilation_is_not_what_a_step_takes(
-    ms: tuple[int, ...], told: bool, slow: bool
-) -> None:
+@table("ms", "told", "slow")
+def test_a_late_compilation_is_not_what_a_step_takes(ms: list[int], told: bool, slow: bool) -> None:
     """Upstream's fused functions compile in steps 6 to 10, which made 80 ms a step 1060."""
     steps = [TrainingStep(5 * (at + 1), 25, each) for at, each in enumerate(ms)]
     assert has_told(steps) == told

@@ -23,6 +23,7 @@ from launcher.agent.checkpoints import completeness
 from launcher.base.errors import UsageError
 from launcher.base.settings import ROOT
 from launcher.tools.weights import convert, reader, safetensors, torch_file
+from tests.tables import table
 
 from .models import CONFIGS, made, same
 
@@ -255,30 +256,7 @@ def changed(tmp_path: Path, family: str, change: dict[str, Any]) -> Path:
     return theirs
 
 
-@pytest.mark.parametrize(
-    ("family", "change", "told"),
-    [
-        ("llama", {"model_type": "gemma"}, "no family of models 'gemma'"),
-        ("llama", {"attention_bias": True}, "attention_bias is True"),
-        ("llama", {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "Llama 3.1's alone"),
-        ("llama", {"num_key_value_heads": 4}, "doesn't fit config.json"),
-        ("llama", {"num_hidden_layers": 5}, "no model.layers.4.input_layernorm.weight"),
-        ("llama", {"num_hidden_layers": 3}, "model.layers.3.* isn't a llama's"),
-        ("gpt2", {"scale_attn_weights": False}, "scale_attn_weights is False"),
-        ("gpt2", {"n_inner": 200}, "doesn't fit"),
-        ("llama", {"rope_theta": 10000.5, "rope_scaling": None}, "takes whole numbers"),
-        ("llama", {"vocab_size": 90}, "vocab_size is 90, and model.embed_tokens.weight has"),
-        ("llama", {"vocab_size": 101}, "vocab_size is 101"),
-        ("llama", {"intermediate_size": 95}, "doesn't fit"),
-        ("llama", {"head_dim": 32}, "doesn't fit"),
-        ("llama", {"some_scale": 0.5}, "some_scale is 0.5: it isn't carried over"),
-        ("llama", {"some_switch": False}, "some_switch is False"),
-        ("llama", {"rope_parameters": {"partial_rotary_factor": 0.5}}, "RoPE's scaling"),
-        ("qwen3", {"layer_types": ["full_attention", "sliding_attention"] * 2}, "layer_types"),
-        ("qwen2", {"use_sliding_window": True, "sliding_window": 8}, "use_sliding_window is True"),
-        ("mixtral", {"num_key_value_heads": 3}, "groups don't divide"),
-    ],
-)
+@table("family", "change", "told")
 def test_a_config_that_says_another_model_is_refused_by_name(
     tmp_path: Path, family: str, change: dict[str, Any], told: str
 ) -> None:
@@ -287,16 +265,7 @@ def test_a_config_that_says_another_model_is_refused_by_name(
         convert.import_(changed(tmp_path, family, change), tmp_path / "ours")
 
 
-@pytest.mark.parametrize(
-    ("family", "change"),
-    [
-        ("mixtral", {"sliding_window": 8}),
-        ("mistral", {"sliding_window": None}),
-        ("llama", {"bos_token_id": 1, "eos_token_id": [2, 3, 4]}),
-        ("qwen2", {"sliding_window": 64, "use_sliding_window": False, "eos_token_id": 7}),
-        ("gpt2", {"bos_token_id": 5, "eos_token_id": 6}),
-    ],
-)
+@table("family", "change")
 def test_what_a_config_says_comes_back(tmp_path: Path, family: str, change: dict[str, Any]) -> None:
     convert.import_(changed(tmp_path, family, change), tmp_path / "ours")
     convert.export(opened(tmp_path / "ours"), tmp_path / "back")
