@@ -35,12 +35,10 @@ from launcher.base.settings import ROOT, expanded, settings
 from launcher.runs.backends import backend
 from launcher.runs.follow import find, supervise
 from launcher.runs.follow.assemble import PlannedRun, assemble, new_stamp
-from launcher.runs.follow.from_record import resumed
 from launcher.runs.follow.launch import begin, check_start, keep
 from launcher.runs.follow.live import tell
 from launcher.runs.plan.job import Backend
-from launcher.runs.records import owner, record, recorded_runs
-from launcher.runs.records.recorded_runs import Filter, RunSummary
+from launcher.runs.records import owner, record
 from launcher.runs.runfile import origins
 from launcher.runs.runfile.config import RunConfig
 from launcher.runs.runfile.origins import Origin, Override, RunRequest
@@ -50,6 +48,7 @@ if TYPE_CHECKING:
 
     from launcher.images.builder.image import BuiltImage
     from launcher.runs.explain.failures import Explanation
+    from launcher.runs.records.recorded_runs import RunSummary
     from launcher.tools.data.data_text import TokenizedRun
 
 __all__ = [
@@ -158,7 +157,9 @@ class Run:
     @classmethod
     def all(cls, *states: str, name: str | None = None, since: str | None = None) -> list[Run]:
         """The runs that have a record, newest first: of some states, a name, an age ("7d")."""
-        wanted = Filter(states, name, recorded_runs.ago(since) if since else None)
+        from launcher.runs.records import recorded_runs
+
+        wanted = recorded_runs.Filter(states, name, recorded_runs.ago(since) if since else None)
         known = recorded_runs.known(job for _, job in find.jobs())
         return [cls(one.run) for one in known if wanted.takes(one)]
 
@@ -170,6 +171,8 @@ class Run:
     @property
     def record(self) -> dict[str, Any]:
         """All that is kept of it, as `launcher runs show` prints it. Raises UsageError."""
+        from launcher.runs.records import recorded_runs
+
         return recorded_runs.shown(self.id)
 
     @property
@@ -178,6 +181,8 @@ class Run:
 
         Where its engine doesn't answer, the state is what its record says.
         """
+        from launcher.runs.records import recorded_runs
+
         kept, alive = record.find(self.id), dict[str, str]()
         with suppress(EngineError):
             alive = recorded_runs.living(
@@ -252,6 +257,7 @@ class Run:
     def explain(self) -> Explanation:
         """What made it fail and what mends it, as `.lines`. Raises UsageError, EngineError."""
         from launcher.runs.explain import failures
+        from launcher.runs.records import recorded_runs
 
         return failures.explain((data for _, data in self.output()), recorded_runs.cause(self.id))
 
@@ -272,6 +278,8 @@ class Run:
         Raises UsageError where it still goes on, saved nothing, or fits no such number.
         """
         chosen = backend(on or record.find(self.id).backend)
+        from launcher.runs.follow.from_record import resumed
+
         asked, _ = resumed(self.id, chosen, _overrides(changes))
         return _started(asked, chosen.configured(asked.config))
 

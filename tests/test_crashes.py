@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.agent.checkpoints import folders, lineage
+from launcher.agent.checkpoints import completeness, folders, lineage
 from launcher.base import files, owned
 from launcher.base.settings import settings
 from launcher.images.matrix.matrix_file import load_lock
@@ -137,9 +137,7 @@ def checkpoint(path: Path, text: str) -> None:
 def whole(monkeypatch: pytest.MonkeyPatch) -> None:
     """A checkpoint is whole where its last file is there: the format is tested elsewhere."""
     monkeypatch.setattr(
-        folders.completeness,
-        "problem",
-        lambda path: "" if (path / "metadata.json").exists() else "cut",
+        completeness, "problem", lambda path: "" if (path / "metadata.json").exists() else "cut"
     )
 
 

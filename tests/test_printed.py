@@ -48,7 +48,7 @@ CANNOT = {
     r"launcher (shell|exec|doctor --nccl)\b": "a GPU",
     r"launcher run --backend local --gpus 1 gpt2.yaml$|launcher tune .* --gpus 1": "a GPU",
     r"launcher doctor --nodes": "a second machine",
-    r"launcher completion (zsh|fish)\b": "zsh and fish; tests/cli/test_cli.py",
+    r"(eval \"\$\()?launcher completion (zsh|fish)\b": "zsh and fish; tests/cli/test_cli.py",
     r"launcher bisect": "upstream's git; tests/tools/bisect",
     r"python3 /opt/launchpad|cd /opt/megatron|torchrun ": "an image; tests/e2e/test_example.py",
 }

@@ -18,8 +18,9 @@ from pydantic.fields import FieldInfo
 
 from launcher import cli
 from launcher.base.settings import Settings
-from launcher.runs.plan import json_schema, program_options
+from launcher.runs.plan import program_options
 from launcher.runs.runfile import clusters, config
+from launcher.tools import json_schema
 from launcher.trainer.gpt.arguments import parser as gpt_parser
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -47,7 +48,7 @@ def command_table(*names: str) -> str:
             value = "" if one.nargs == 0 else str(one.metavar or one.dest.upper())
             words = [f"`{word} {value}`".replace(" `", "`") for word in one.option_strings]
             meaning = (one.help or "") % {**vars(one), "prog": "launcher"}
-            if one.choices:
+            if one.choices and not all(str(each) in meaning for each in one.choices):
                 meaning += f": {', '.join(map(str, one.choices))}"
             rows.append((", ".join(words) or f"`{value}`", meaning))
     return table(("option", "meaning"), rows)
@@ -56,6 +57,13 @@ def command_table(*names: str) -> str:
 def _below(parser: argparse.ArgumentParser) -> argparse._SubParsersAction[argparse.ArgumentParser]:
     """The action that holds a parser's commands."""
     return next(one for one in parser._actions if isinstance(one, argparse._SubParsersAction))
+
+
+PLAIN = {
+    "Slurm": "The option of sbatch with this name.",
+    "Kubernetes": "A pod's serviceAccountName, nodeSelector, tolerations, priorityClassName.",
+}
+"""What the keys of a section mean that have no text of their own."""
 
 
 def key_table(*names: str) -> str:
@@ -76,7 +84,8 @@ def key_table(*names: str) -> str:
             else:
                 plain.append(shown)
     if plain:
-        rows.append((", ".join(plain), "", "The option of this name."))
+        text = PLAIN.get(names[0], "Megatron's option with this name.")
+        rows.append((", ".join(plain), "", text))
     return table(("key", "default", "meaning"), rows)
 
 

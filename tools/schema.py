@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import sys
 
-from launcher.runs.plan.json_schema import schema
+from launcher.tools.json_schema import schema
 from launcher.tools.tuning.draft import SCHEMA
 
 

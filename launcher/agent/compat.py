@@ -13,7 +13,6 @@ import queue
 from argparse import Namespace
 from collections.abc import Mapping
 from contextlib import suppress
-from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 from launcher.agent.ranks.exit_codes import OptionError
@@ -176,6 +175,8 @@ class WriteResults:
 
     def put(self, results: Any) -> None:
         """Keep these for `get_nowait`."""
+        from multiprocessing.reduction import ForkingPickler
+
         self.file.seek(0)
         self.file.write(ForkingPickler.dumps(results))
 
@@ -185,6 +186,8 @@ class WriteResults:
         if not (kept := self.file.read()):
             raise queue.Empty
         self.file.truncate(0)
+        from multiprocessing.reduction import ForkingPickler
+
         return ForkingPickler.loads(kept)
 
 

@@ -13,7 +13,6 @@ import errno
 import fcntl
 import os
 import re
-import secrets
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -61,7 +60,7 @@ class PendingFile:
 
     def __init__(self, target: Path, mode: int = 0o666, token: str = "") -> None:
         self.target = target
-        self.token = token or secrets.token_hex(8)
+        self.token = token or os.urandom(8).hex()
         self.path = aside_path(target, self.token)
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         self.file: IO[bytes] = open(os.open(self.path, flags, mode), "w+b")  # noqa: SIM115

@@ -12,7 +12,6 @@ from __future__ import annotations
 import errno
 import os
 import re
-import secrets
 import stat
 import time
 from collections.abc import Iterator
@@ -59,7 +58,7 @@ def make_folder(path: Path, mode: int = 0o777) -> Path:
 @contextmanager
 def locked_folder(path: Path, mode: int = 0o777) -> Iterator[Path]:
     """As `make_folder`, with the marker locked while this lasts: `sweep_folders` leaves it."""
-    new = aside_path(path, secrets.token_hex(8))
+    new = aside_path(path, os.urandom(8).hex())
     with ExitStack() as held:
         os.mkdir(new, mode)
         try:
@@ -110,7 +109,7 @@ def scratch(below: Path) -> Iterator[Path]:
     """A folder of ours while this lasts, in `below`, which is made and swept first."""
     below.mkdir(parents=True, exist_ok=True)
     sweep_folders(below)
-    with locked_folder(below / f"{SCRATCH}{secrets.token_hex(8)}", 0o700) as path:
+    with locked_folder(below / f"{SCRATCH}{os.urandom(8).hex()}", 0o700) as path:
         try:
             with named(path):
                 yield path
@@ -193,7 +192,7 @@ def remove_folder(path: Path, below: Path, proof: str = MARKER) -> None:
     something mounted in it, or in which this process or its user lives.
     """
     with parent_handle(path, below) as (parent, name):
-        doomed = f".{name}.{secrets.token_hex(8)}{REMOVED}"
+        doomed = f".{name}.{os.urandom(8).hex()}{REMOVED}"
         _refuse_foreign(parent, name, path, proof)
         os.rename(name, doomed, src_dir_fd=parent, dst_dir_fd=parent)
         _remove_tree(parent, doomed, proof)

@@ -33,19 +33,19 @@ _REPOSITORY = re.compile(rf"(?P<host>{names.HOST})(/{names.PART})*")
 class Settings:
     """What differs from site to site.
 
-    cache: downloads, a private engine, the demo's files (LAUNCHER_CACHE); by default
+    cache: the folder of downloads, a private engine, the demo's files (LAUNCHER_CACHE); by default
         megatron-launchpad in $XDG_CACHE_HOME or ~/.cache
-    matrix: the matrix file (LAUNCHER_MATRIX); its lock, template and patches lie beside it
-    torch_index: the index for packages that pip's own lacks (LAUNCHER_TORCH_INDEX); by default that
-        of PyTorch's CPU builds; empty to ask no other
+    matrix: the matrix file (LAUNCHER_MATRIX), with its lock, template and patches beside it
+    torch_index: a second index, for packages that `index_url` lacks (LAUNCHER_TORCH_INDEX); by
+        default that of PyTorch's CPU builds; "" turns it off
     runs: the folder of the records (LAUNCHER_RUNS); by default megatron-launchpad/runs in
         $XDG_STATE_HOME or ~/.local/state
     extras: the folder of the locks of extras (LAUNCHER_EXTRAS); by default beside `runs`
     git_mirror: replaces `https://github.com/` in a source's address (LAUNCHER_GIT_MIRROR)
-    index_url: pip's index (PIP_INDEX_URL); by default that of pip's own configuration
+    index_url: the package index (PIP_INDEX_URL); by default the one in pip's configuration
     image_mirrors: beginnings of image names, each with its replacement (LAUNCHER_IMAGE_MIRRORS)
-    answer_within: seconds for an answer of an engine or a registry (LAUNCHER_ANSWER_WITHIN); 10
-    prices: what an hour of a GPU costs, in your currency, by its name: {h100-80gb: 2.5}
+    answer_within: seconds to wait for each answer (LAUNCHER_ANSWER_WITHIN); by default 10
+    prices: the price of a GPU-hour, in your currency, for each GPU model: {h100-80gb: 2.5}
     """
 
     cache: Path
@@ -89,21 +89,7 @@ def settings() -> Settings:
     """
     env, file = os.environ, _file()
     home_cache = Path(env.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    state = Path(env.get("XDG_STATE_HOME") or Path.home() / ".local/state")
     mirrors, within = env.get("LAUNCHER_IMAGE_MIRRORS"), env.get("LAUNCHER_ANSWER_WITHIN")
-
-    def folder(variable: str, key: str, usual: Path) -> Path:
-        return _path(env.get(variable) or file.get(key) or usual)
-
-    def own_folder(variable: str, key: str, usual: Path) -> Path:
-        path = folder(variable, key, usual)
-        try:
-            require_trusted(path)
-        except files.ForeignFileError:
-            raise
-        except OSError as error:  # too long a name, or one below a file
-            raise UsageError(f"{variable}, or {key}: is no folder: {error.strerror}") from error
-        return path
 
     def text(variable: str, key: str, usual: str, check: names.Check) -> str:
         if not env.get(variable):
@@ -114,19 +100,44 @@ def settings() -> Settings:
             raise UsageError(f"{variable}: {error}") from None
 
     return Settings(
-        cache=own_folder("LAUNCHER_CACHE", "cache", home_cache / "megatron-launchpad"),
-        matrix=folder("LAUNCHER_MATRIX", "matrix", DATA / "matrix.yaml"),
+        cache=_own_folder("LAUNCHER_CACHE", "cache", home_cache / "megatron-launchpad"),
+        matrix=_folder("LAUNCHER_MATRIX", "matrix", DATA / "matrix.yaml"),
         torch_index=text("LAUNCHER_TORCH_INDEX", "torch_index", TORCH_INDEX, names.index),
         git_mirror=_ended(
             text("LAUNCHER_GIT_MIRROR", "git_mirror", GITHUB, names.git_mirror) or GITHUB
         ),
-        runs=own_folder("LAUNCHER_RUNS", "runs", state / "megatron-launchpad/runs"),
-        extras=own_folder("LAUNCHER_EXTRAS", "extras", state / "megatron-launchpad/extras"),
+        runs=runs_folder(),
+        extras=_own_folder("LAUNCHER_EXTRAS", "extras", _state() / "extras"),
         index_url=text("PIP_INDEX_URL", "index_url", "", names.index),
         image_mirrors=file.get("image_mirrors", {}) if mirrors is None else _pairs(mirrors),
         answer_within=_seconds(within) if within else file.get("answer_within", ANSWER_WITHIN),
         prices=file.get("prices", {}),
     )
+
+
+def runs_folder() -> Path:
+    """The folder of the records, as in `settings`; it is asked for more often than all else."""
+    return _own_folder("LAUNCHER_RUNS", "runs", _state() / "runs")
+
+
+def _state() -> Path:
+    home = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state"
+    return Path(home) / "megatron-launchpad"
+
+
+def _folder(variable: str, key: str, usual: Path) -> Path:
+    return _path(os.environ.get(variable) or _file().get(key) or usual)
+
+
+def _own_folder(variable: str, key: str, usual: Path) -> Path:
+    path = _folder(variable, key, usual)
+    try:
+        require_trusted(path)
+    except files.ForeignFileError:
+        raise
+    except OSError as error:  # too long a name, or one below a file
+        raise UsageError(f"{variable}, or {key}: is no folder: {error.strerror}") from error
+    return path
 
 
 def file_path() -> Path:

@@ -62,21 +62,21 @@ def _is_named(path: Path) -> bool:
 
 def _places(path: Path) -> Iterator[Path]:
     """All that the system looks at on the way to `path`: folders, links and what these lead to."""
-    at, left = Path("/"), [*reversed(path.absolute().parts[1:])]
-    yield at
+    at, left = "/", [*reversed(path.absolute().parts[1:])]
+    yield Path(at)
     for _ in range(MOST_PLACES):
         if not left:
             return
         part = left.pop()
-        here = at.parent if part == ".." else at / part
-        if part != ".." and here.is_symlink():
-            yield here
+        here = os.path.dirname(at) if part == ".." else os.path.join(at, part)
+        if part != ".." and os.path.islink(here):
+            yield Path(here)
             target = Path(os.readlink(here))
             left += reversed(target.parts[1:] if target.is_absolute() else target.parts)
-            at = Path("/") if target.is_absolute() else at
+            at = "/" if target.is_absolute() else at
         else:
             at = here
-            yield at
+            yield Path(at)
     raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
 
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from launcher.images.builder.image import BuildRequest
     from launcher.images.matrix.schema import Matrix
 
-PLATFORM = argument("--platform", "linux/arm64, of a row for several; else the engine's", "OS/ARCH")
+PLATFORM = argument("--platform", "linux/amd64 or linux/arm64 (default: the engine's)", "OS/ARCH")
 WITHOUT = "Or leave base and builder out: --no-images"
 VERIFY_EXIT_CODES = """\
 exit codes:
@@ -54,13 +54,13 @@ exit codes:
     BUILDER,
     argument(
         "--architectures",
-        'GPUs to compile for, of a row that compiles for them: "80 90" for 8.0 and 9.0',
+        'GPUs for which a `cuda-…` row is compiled: "80 90" for 8.0 and 9.0',
         "LIST",
     ),
-    argument("--jobs", "compilers at a time, of such a row (4)", "N", type=int),
+    argument("--jobs", "compilers that a `cuda-…` row runs at a time (4)", "N", type=int),
     EXTRAS,
     PLATFORM,
-    flag("--no-cache", "build again, use no cached layer"),
+    flag("--no-cache", "build again, without cached layers"),
 )
 def build(args: Namespace) -> int:
     """Build one or more rows of the matrix."""
@@ -115,7 +115,7 @@ def _tell_failed(failed: Sequence[tuple[str, LauncherError]]) -> int:
 @command(
     image("TAG|IMAGE", "a row such as 24.10 or 24.10-0.9.0, or an image's name"),
     SOURCE,
-    image("IMAGE", "in place of the row's base, as of `image build`", "--base"),
+    image("IMAGE", "a base image in place of the row's, as for `image build`", "--base"),
     BUILDER,
     flag("--keep", "keep what was built for this, and print its name"),
     flag("--diffoscope", "wait for diffoscope without a limit, not only a minute"),

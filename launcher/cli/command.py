@@ -133,24 +133,24 @@ SHOWN = either(
     flag("--quiet -q", "don't show the run's output; the record keeps it"),
     flag("--verbose -v", "don't shorten the run's lines on a terminal"),
 )
-RUN_HELP = "a run's id, its first characters, or its name; 'gpt2-*' is a pattern"
+RUN_HELP = "a run's id, the first characters of the id, a name, or a pattern: 'gpt2-*'"
 RUN = argument("run", RUN_HELP, "RUN")
 RUNS = argument("runs", RUN_HELP, "RUN", nargs="+")
 JSON = flag("--json", "print one JSON object a line")
-QUIET = flag("--quiet -q", "print the ids alone")
-GPUS = argument("--gpus", "N, all, 0 (the CPU) or device=0,1", "WHICH")
-TAGS = argument("tags", "24.10 … as `matrix list` shows them", "TAG", nargs="*")
-ALL = flag("--all", "all rows with CUDA, except `untried` ones, as `make images`")
-MEGATRON = argument("--megatron", "another release than the row's: 0.10.0", "RELEASE")
-RELEASES = argument("--megatron", "other releases, or all", "RELEASE", action="append", default=[])
-SOURCE = argument("--source", "a Megatron-LM checkout", "PATH", type=checkout)
+QUIET = flag("--quiet -q", "print only the ids")
+GPUS = argument("--gpus", "GPUs to use: a number, all, 0 (use the CPU) or device=0,1", "WHICH")
+TAGS = argument("tags", "tags, such as 24.10 (`matrix list` lists all)", "TAG", nargs="*")
+ALL = flag("--all", "all tags with CUDA, except those that are `untried`")
+MEGATRON = argument("--megatron", "a Megatron release in place of the row's: 0.10.0", "RELEASE")
+RELEASES = argument("--megatron", "releases to use, or all", "RELEASE", action="append", default=[])
+SOURCE = argument("--source", "a Megatron-LM checkout to build from", "PATH", type=checkout)
 EXTRAS = argument(
-    "--extras", 'packages and named sets of the matrix to add: "hf wandb peft<1"', "NAMES"
+    "--extras", 'packages to add, or sets that the matrix names: "hf wandb peft<1"', "NAMES"
 )
-BUILDER = image("IMAGE", "in place of the image that compiles", "--builder")
+BUILDER = image("IMAGE", "a builder image in place of the row's", "--builder")
 BASES = image(
     "IMAGE",
-    "in place of the row's base, such as a mirror's: {tag} in it is the tag",
+    "a base image in place of the row's; {tag} in IMAGE stands for the tag",
     "--base",
     check=names.image_for_tag,
 )

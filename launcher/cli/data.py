@@ -35,19 +35,19 @@ TYPES = (
 )
 TOKENIZER = (
     argument("--tokenizer-type", "the tokenizer (%(default)s)", choices=TYPES, default=TYPES[0]),
-    argument("--vocab-file", "vocab.json (GPT-2's own)", "FILE", type=Path),
-    argument("--merge-file", "merges.txt (GPT-2's own)", "FILE", type=Path),
-    argument("--tokenizer-model", "tokenizer.json, .model, ranks", "FILE", type=Path),
-    argument("--eod-token", "of a tokenizer.json, else its eos_token", "TOKEN"),
-    argument("--vocab-size", "of TikTokenizer (131072)", "N", type=int),
-    argument("--tiktoken-pattern", "of TikTokenizer (v2)", choices=("v1", "v2")),
-    argument("--tiktoken-num-special-tokens", "of TikTokenizer (1000)", "N", type=int),
+    argument("--vocab-file", "GPT2BPETokenizer's vocab.json (default: GPT-2's)", "FILE", type=Path),
+    argument("--merge-file", "GPT2BPETokenizer's merges.txt (default: GPT-2's)", "FILE", type=Path),
+    argument("--tokenizer-model", "file of any other tokenizer", "FILE", type=Path),
+    argument("--eod-token", "end-of-document token (default: tokenizer.json's eos_token)", "TOKEN"),
+    argument("--vocab-size", "for TikTokenizer: vocabulary size (131072)", "N", type=int),
+    argument("--tiktoken-pattern", "for TikTokenizer (v2)", choices=("v1", "v2")),
+    argument("--tiktoken-num-special-tokens", "for TikTokenizer: how many (1000)", "N", type=int),
     argument("--megatron", "release whose rules apply (%(default)s)", "RELEASE", default="0.9.0"),
 )
 """Which tokenizer; the names are upstream's where it has them."""
 
 READ = (
-    argument("inputs", "files, 'patterns*', - for standard input", "INPUT", nargs="*"),
+    argument("inputs", "files, patterns ('part-*.csv'), or - (standard input)", "INPUT", nargs="*"),
     argument(
         "--input",
         "further files",
@@ -57,25 +57,25 @@ READ = (
         action="extend",
         default=[],
     ),
-    argument("--json-keys", "keys or columns: text", "KEY", nargs="+", default=["text"]),
-    argument("--format", "jsonl, csv, parquet, arrow or txt; else by the file's name", "FORMAT"),
+    argument("--json-keys", "keys or columns to read (text)", "KEY", nargs="+", default=["text"]),
+    argument("--format", "jsonl, csv, parquet, arrow or txt (default: by file name)", "FORMAT"),
     argument("--csv-columns", "names of the columns, if the file has no header", "A,B"),
-    argument("--csv-delimiter", "a comma by default; in .tsv a tab", "CHARACTER"),
+    argument("--csv-delimiter", "sign between columns (a comma; in .tsv a tab)", "CHARACTER"),
     argument("--encoding", "encoding of csv and txt, such as gb18030 (utf-8)", default="utf-8"),
     argument(
         "--document",
-        "what a document is in plain text (%(default)s)",
+        "a document in plain text is a line, paragraph or file (%(default)s)",
         choices=("line", "paragraph", "file"),
         default="line",
     ),
     argument(
         "--on-error",
-        "at a bad record: write nothing, or list it in *.rejects.jsonl (%(default)s)",
+        "at a bad record, stop, or skip it and list it in *.rejects.jsonl (%(default)s)",
         choices=("stop", "skip"),
         default="stop",
     ),
-    argument("--max-errors", "number of records that may be skipped (any)", "N", type=int),
-    argument("--max-record", "size of the largest record (64)", "MB", type=int),
+    argument("--max-errors", "number of records that may be skipped (any number)", "N", type=int),
+    argument("--max-record", "size of the largest record, in MB (64)", "MB", type=int),
 )
 """What reads text: which inputs, what is in them, and what becomes of bad records."""
 
@@ -105,20 +105,20 @@ def a_path(text: str) -> Path:
 @command(
     *READ,
     *TOKENIZER,
-    argument("--output -o --output-prefix", "P_KEY_document.bin, .idx", "P", required=True),
-    flag("--append-eod", "end each document with the token for it"),
-    argument("--workers", "processes (as many as CPUs, at most 8)", "N", type=int),
-    argument("--shard", "only part I of N, for `data merge`", "I/N"),
-    argument("--slurm", "as N jobs of a Slurm array, merged", "N", type=int),
+    argument("--output -o --output-prefix", "write P_KEY_document.bin, .idx", "P", required=True),
+    flag("--append-eod", "end each document with the end-of-document token"),
+    argument("--workers", "number of processes (default: the CPUs, at most 8)", "N", type=int),
+    argument("--shard", "tokenize only part I of N, for `data merge`", "I/N"),
+    argument("--slurm", "tokenize in N jobs of a Slurm array, and merge", "N", type=int),
     argument(
         "--sbatch",
         "a further option of sbatch: --sbatch=--partition=cpu",
         "OPTION",
         action="append",
     ),
-    argument("--partitions", "upstream's; no effect", "N", type=int),
-    flag("--keep-sequential-samples", "upstream's; no effect: samples stay in order"),
-    argument("--log-interval", "upstream's; no effect", "N", type=int),
+    argument("--partitions", "no effect (upstream's option)", "N", type=int),
+    flag("--keep-sequential-samples", "no effect: samples always stay in order"),
+    argument("--log-interval", "no effect (upstream's option)", "N", type=int),
 )
 def tokenize(args: Namespace) -> int:
     """Make .bin and .idx from JSON, csv, parquet, Arrow or plain text, also compressed."""
@@ -150,7 +150,7 @@ def _in_parts(args: Namespace) -> int:
     """Each part as a Slurm job, then all as one. Raises UsageError, EngineError, PartFailure."""
     from launcher.base import owned
     from launcher.runs.datasets import indexed
-    from launcher.runs.follow import slurm_array
+    from launcher.tools import slurm_array
     from launcher.tools.data import contents
 
     if args.shard or args.slurm < 1:

@@ -76,7 +76,7 @@ def render(args: Namespace) -> int:
     from launcher.base.settings import settings
     from launcher.images.matrix import dockerfile
     from launcher.images.matrix.matrix_file import load_lock, load_matrix
-    from launcher.runs.backends.compose import compose_examples
+    from launcher.tools import compose_examples
     from launcher.tools.trials import html
     from launcher.tools.trials.result import Cell
 
@@ -145,14 +145,14 @@ def news(args: Namespace) -> int:
     return 1 if args.check and any(one.new for one in found) else 0
 
 
-LABELS = "the runner of rows with CUDA{}: self-hosted,gpu; without it they are left out"
+LABELS = "runner of rows with CUDA{}, by labels: self-hosted,gpu (default: leave these rows out)"
 
 
 @command(
-    argument("tags", "rows of the matrix (all, except `untried` ones)", "TAG", nargs="*"),
+    argument("tags", "rows of the matrix (default: all but `untried` ones)", "TAG", nargs="*"),
     RELEASES,
     flag("--only-cuda", "leave out rows without CUDA"),
-    flag("--allow-none", "print nothing where no job is left"),
+    flag("--allow-none", "if no job is left, print nothing and exit with 0"),
     argument("--cuda-runner", LABELS.format(""), "LABELS", default=""),
     argument("--arm64-runner", LABELS.format(" on arm64"), "LABELS", default=""),
 )
@@ -160,8 +160,8 @@ def github(args: Namespace) -> int:
     """The jobs of a workflow, as JSON."""
     import json
 
-    from launcher.images.matrix import github
     from launcher.images.matrix.matrix_file import load_matrix
+    from launcher.tools import github
     from launcher.tools.trials.sweep import cells
 
     matrix = load_matrix()

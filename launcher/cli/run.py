@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from launcher.tools.data.data_text import TokenizedRun
 
 BACKEND = "where it runs: docker, local, compose, slurm or kubernetes"
-SOURCE = argument("--source", "a Megatron-LM checkout, in place of the image's", "PATH")
+SOURCE = argument("--source", "a Megatron-LM checkout, used in place of the image's", "PATH")
 SET = argument(
     "--set",
     "set a key of the run file: --set training.lr=3e-4 (may be repeated)",
@@ -26,14 +26,14 @@ SET = argument(
 )
 RESTARTS = argument(
     "--max-restarts",
-    "start a run that failed again from its newest checkpoint, up to N times",
+    "restart a failed run from its newest checkpoint, up to N times",
     "N",
     type=int,
 )
 PROCESSES = argument("--processes", "number of processes on the CPU, with --gpus 0", "N", type=int)
 DRY = (
     flag("--dry-run", "show the plan and its command; start nothing"),
-    flag("--full", "with --dry-run: also the data of Kubernetes' objects"),
+    flag("--full", "with --dry-run: show Kubernetes' objects with their data"),
 )
 FOLLOWED = (
     SHOWN,
@@ -48,10 +48,10 @@ FOLLOWED = (
     argument("config", "a run file, or the name of a preset: gpt2.yaml", "CONFIG"),
     GPUS,
     PROCESSES,
-    argument("--nodes", "number of machines; with compose, all on this machine", "N", type=int),
-    argument("--node-rank", "this machine's number; 0 is the first", "N", type=int),
-    argument("--master-addr", "the address of the first machine", "ADDRESS"),
-    argument("--master-port", "its port (29500)", "PORT", type=int),
+    argument("--nodes", "number of nodes: machines, or containers (compose)", "N", type=int),
+    argument("--node-rank", "number of this node; the first is 0", "N", type=int),
+    argument("--master-addr", "address of the first node", "ADDRESS"),
+    argument("--master-port", "port of the first node (29500)", "PORT", type=int),
     argument("--tag", "the image's tag: a row of the matrix"),
     SOURCE,
     SET,
@@ -68,6 +68,15 @@ def run(args: Namespace) -> int:
     The training program's exit code is passed on.
     """
     gc.disable()  # imports leave no garbage, and looking for it takes a tenth of their time
+    if args.backend != "docker":
+        return _run(args)
+    from launcher.images.engine.connect import connecting
+
+    with connecting():
+        return _run(args)
+
+
+def _run(args: Namespace) -> int:
     from dataclasses import replace
 
     from launcher.api import RunFile

@@ -23,10 +23,10 @@ TAG = argument("--tag", "the image, if the script names none (default: 24.10)", 
     argument("values", "a variable of the script: DATA_PATH=/data/x", "NAME=VALUE", nargs="*"),
     argument("-o --output", "write to this file, not to stdout", "FILE", type=Path),
     TAG,
-    argument("--start", "which of several programs; 1 is the first", "N", type=int),
-    argument("--nodes", "the number of nodes that the script sees", "N", type=int),
-    argument("--gpus", "the GPUs of each node that it sees", "N", type=int),
-    argument("--trust", "no sandbox: programs without a stand-in are run", action="store_true"),
+    argument("--start", "number of the program to use, if several start (first: 1)", "N", type=int),
+    argument("--nodes", "number of nodes that the script sees", "N", type=int),
+    argument("--gpus", "number of GPUs per node that the script sees", "N", type=int),
+    argument("--trust", "use no sandbox: only stand-ins protect the machine", action="store_true"),
     usage="%(prog)s SCRIPT [NAME=VALUE ...] [options] [-- ARGS ...]",
     epilog="Arguments after -- are the script's own: $1, $2 and so on.",
 )
@@ -155,7 +155,7 @@ def schema(args: Namespace) -> int:
     """Print the JSON Schema of a run file, for editors."""
     import json
 
-    from launcher.runs.plan.json_schema import schema
+    from launcher.tools.json_schema import schema
 
     print(json.dumps(schema(), indent=2, ensure_ascii=False))
     return 0

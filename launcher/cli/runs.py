@@ -38,12 +38,12 @@ KEPT = ("RUN", "NAME", "STATE", "CODE", "ITERATION", "LOSS", "BACKEND", "IMAGE",
 FILTERS = (
     argument(
         "--state",
-        "running, paused, finished, stopped, failed or unknown (may be repeated)",
+        "runs that are running, paused, finished, stopped, failed or unknown (may be repeated)",
         action="append",
         default=[],
     ),
     argument("--name", "runs of this name, or of a pattern: 'gpt2-*'"),
-    argument("--since", "started no longer ago than 30m, 12h, 7d", "AGE"),
+    argument("--since", "runs started in the last 30m, 12h or 7d", "AGE"),
 )
 
 
@@ -95,7 +95,7 @@ def _pieces(log: BinaryIO) -> Iterator[bytes]:
     RUN,
     flag("--follow -f", "follow the output until the run ends"),
     argument("--tail", "only the last N lines; with -f, also new lines", "N", type=count),
-    argument("--since", 'only lines since 10m or 2h ago, or since "2026-05-01 12:30"', "T"),
+    argument("--since", 'only lines of the last 10m or 2h, or since "2026-05-01 12:30"', "T"),
 )
 def logs(args: Namespace) -> int:
     """Print a run's output, also after its end.
@@ -275,7 +275,7 @@ def receipt(args: Namespace) -> int:
 
 @command(
     *FILTERS,
-    argument("--older-than", "started longer ago: 30d", "AGE"),
+    argument("--older-than", "runs started longer ago than this: 30d", "AGE"),
     argument("--keep", "keep the newest N", "N", type=int, default=0),
     flag("--dry-run", "print what would be removed"),
 )
@@ -319,7 +319,7 @@ def prune(args: Namespace) -> int:
 @command(
     *FILTERS,
     either(QUIET, JSON),
-    argument("--html", "write a page with the runs and their curves, for a browser", "FILE"),
+    argument("--html", "write a page for a browser: the runs and their curves", "FILE"),
     actions(show, receipt, prune, required=False),
 )
 def runs(args: Namespace) -> int:

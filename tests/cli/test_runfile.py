@@ -10,7 +10,7 @@ import pytest
 
 from launcher.base.errors import UsageError
 from launcher.cli.runfile import import_, schema
-from launcher.runs.plan import json_schema as plan_schema
+from launcher.tools import json_schema as plan_schema
 from tests.tools.importing.conftest import sandbox_here
 
 SCRIPT = """\

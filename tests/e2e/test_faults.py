@@ -26,6 +26,7 @@ from launcher.base.settings import Settings
 from launcher.images.engine.client import Client
 from launcher.images.engine.connect import engine_host
 from launcher.images.engine.private import packages, private
+from launcher.runs.explain.failures import OPEN
 from launcher.tools.weights import torch_file
 from tests.e2e.registry import listener
 from tests.e2e.site import (
@@ -217,7 +218,7 @@ def test_a_failed_rank_is_told_with_its_exit_code(
     told, *clues = done.told()
     assert re.fullmatch(rf"run \w+ failed: {re.escape(said)}", told)
     heads = [line.partition(":")[0] for line in clues if not line.startswith(" ")]
-    clue = ["this points to", "cure, the likeliest cause first"]  # several can send a SIGKILL
+    clue = ["this points to", OPEN]  # several can send a SIGKILL
     assert heads == (clue if code == 137 else [])
 
 

@@ -67,6 +67,32 @@ def test_upstreams_line(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
+def test_symmetric_memory_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two replicas of GPT-2 had 0.5 GB more than their line said."""
+    names = ("memory_allocated", "memory_reserved", "max_memory_allocated", "max_memory_reserved")
+    cuda = SimpleNamespace(**{name: lambda at=at: at for at, name in enumerate(names)})
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
+    monkeypatch.setattr(measurements, "symmetric", [100, 20])
+    assert measurements.current(on_cpu=False) == {"allocated": 120, "reserved": 121}
+    assert measurements.peak(on_cpu=False) == {"allocated": 122, "reserved": 123}
+
+
+@pytest.mark.megatron
+def test_an_evaluation_that_needs_more_memory_has_a_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """GPT-2's only line said 6.3 GB, and its evaluation took 7.2."""
+    report = pytest.importorskip("launcher.trainer.gpt.step_report")
+    monkeypatch.setattr(report.measurements, "memory_line", "after {}".format)
+    monkeypatch.setattr(report.parallel_state, "get_data_parallel_rank", lambda: 0)
+    one = report.Report.__new__(report.Report)
+    one.arguments, one.most = SimpleNamespace(on_cpu=False), 0
+    for iteration, most in enumerate((6300, 6300, 7200, 7000), 1):
+        monkeypatch.setattr(measurements, "peak", lambda _, most=most: {"allocated": most})
+        one._log_memory(iteration)
+    assert capsys.readouterr().out.split("\n") == ["after 1", "after 3", ""]
+
+
 NVML = """
 #include <string.h>
 static unsigned long long used = 5000;

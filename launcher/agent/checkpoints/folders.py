@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
 
-from launcher.agent.checkpoints import completeness, lineage
+from launcher.agent.checkpoints import lineage
 from launcher.base import files, owned
 
 TRACKER = "latest_checkpointed_iteration.txt"
@@ -175,6 +175,12 @@ def _unfinished(path: Path, iteration: int, newest: str) -> str:
             return f"{INTERRUPTED}: {TRACKER} names {newest}"
         if not newest and not (path.parent / TRACKER).exists():
             return f"{INTERRUPTED}: there is no {TRACKER}"
+    return _problem(path)
+
+
+def _problem(path: Path) -> str:
+    from launcher.agent.checkpoints import completeness
+
     return completeness.problem(path)
 
 
@@ -232,7 +238,7 @@ def _give_up(checkpoint: CheckpointFolder) -> None:
     One that was complete, or has all its files where the tracker was edited to go back, stays.
     """
     path, interrupted = checkpoint.folder, checkpoint.problem.startswith(INTERRUPTED)
-    if path.name.endswith(PARTIAL) or (interrupted and completeness.problem(path)):
+    if path.name.endswith(PARTIAL) or (interrupted and _problem(path)):
         with suppress(OSError):  # on a full disk it stays
             lineage.sign(path)
             owned.mark(path)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
 import socket
 import threading
 import time
@@ -78,7 +77,7 @@ class Hold:
         """
         self.root = root
         self.say = say
-        self.me = Holder(run, socket.gethostname(), kernel(), secrets.token_hex(8))
+        self.me = Holder(run, socket.gethostname(), kernel(), os.urandom(8).hex())
         self.note: lineage.LineageNote | None = None  # the claim, once it is made
         self.ended = threading.Event()
         self.thread: threading.Thread | None = None

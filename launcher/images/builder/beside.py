@@ -11,13 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from packaging.version import Version
 from pydantic import AliasPath, BaseModel, Field, ValidationError, model_validator
 
 from launcher.base import files, owned
 from launcher.base.errors import BuildError, UsageError, first_fault
 from launcher.base.settings import Settings
-from launcher.images.oci.inspection import container_of, copy_out
 
 if TYPE_CHECKING:
     from docker import DockerClient
@@ -65,6 +63,8 @@ class _Component(BaseModel):
     @model_validator(mode="after")
     def _check(self) -> _Component:
         if self.purl.startswith("pkg:pypi/"):
+            from packaging.version import Version
+
             Version(self.version)  # its error is a ValueError
         return self
 
@@ -204,6 +204,8 @@ def record(client: DockerClient, image: str, name: str = "the image") -> dict[st
     Raises UsageError where the image has none, or something else there: the launcher didn't
     build it.
     """
+    from launcher.images.oci.inspection import container_of, copy_out
+
     remedy = "It isn't an image that `launcher image build` made."
     text = io.BytesIO()
     try:

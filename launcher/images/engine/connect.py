@@ -11,13 +11,15 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from threading import Thread
+from typing import TYPE_CHECKING, Any, cast
 
 from launcher.base.errors import AbsentError, EngineError
 from launcher.base.settings import settings
+from launcher.images.engine.direct import DirectClient
 
 if TYPE_CHECKING:
     from docker import DockerClient
@@ -42,23 +44,65 @@ class Endpoint:
     verify: bool = True
 
 
-def connect(timeout: float | None = None) -> DockerClient:
+def connect(timeout: float | None = None, *, direct: bool = False) -> DockerClient:
     """A client of the first engine that answers in the time that the settings say.
 
     `timeout` is for each of its later answers: other than that time for what builds and carries
-    images. Raises EngineError, which lists what was tried, where there's none.
+    images. `direct`: what a run asks needs no SDK, where the engine has a socket here.
+    Raises EngineError, which lists what was tried, where there's none.
     """
     failures: list[tuple[Endpoint, str]] = []
     within = settings().answer_within
     for endpoint in endpoints(os.environ):
         scheme, _, path = endpoint.host.partition("://")
         reason = socket_fault(Path(path), within) if scheme == "unix" else ""
-        client = None if reason else _client(endpoint, within)
+        client = None if reason else _client(endpoint, within, direct=direct)
         if client is not None and not isinstance(client, str):
             client.api.timeout = timeout or within
             return client
         failures.append((endpoint, reason or str(client)))
     raise no_engine(failures)
+
+
+class Connecting(Thread):
+    """Connects, and asks the engine about itself, while this process reads its modules.
+
+    An engine starts programs for that answer, which takes it as long as half a start.
+    """
+
+    found: DockerClient | None = None
+
+    def run(self) -> None:
+        try:
+            self.found = connect(direct=True)
+            self.found.api.info()  # which the client keeps
+        except Exception as error:
+            self.error = error
+
+
+_begun: list[Connecting] = []
+
+
+@contextmanager
+def connecting() -> Iterator[None]:
+    """Connect in a thread meanwhile, for the first `connected`."""
+    _begun.append(Connecting(daemon=True))
+    _begun[-1].start()
+    try:
+        yield
+    finally:
+        _begun.clear()
+
+
+def connected() -> DockerClient:
+    """A client for a run. Raises EngineError where no engine answers."""
+    if not _begun:
+        return connect(direct=True)
+    begun = _begun.pop()
+    begun.join()
+    if begun.found is None:
+        raise begun.error
+    return begun.found
 
 
 def endpoints(env: Mapping[str, str]) -> Iterator[Endpoint]:
@@ -250,8 +294,14 @@ def socket_fault(path: Path, within: float) -> str:
     return ""
 
 
-def _client(endpoint: Endpoint, within: float) -> DockerClient | str:
+def _client(endpoint: Endpoint, within: float, *, direct: bool) -> DockerClient | str:
     """A client of the engine at `endpoint`, or why there is none."""
+    try:
+        spoken = _spoken(endpoint.host, within)
+    except OSError as error:
+        return _reason(error, within)
+    if direct and spoken:
+        return cast("DockerClient", DirectClient(endpoint.host, spoken, within))
     from docker.errors import DockerException
     from docker.tls import TLSConfig
 
@@ -262,7 +312,6 @@ def _client(endpoint: Endpoint, within: float) -> DockerClient | str:
         if folder := endpoint.certificates:
             own = (str(folder / "cert.pem"), str(folder / "key.pem"))
             tls = TLSConfig(own, str(folder / "ca.pem"), verify=endpoint.verify)
-        spoken = _spoken(endpoint.host, within)
         return Client(endpoint.host, tls=tls, timeout=within, use_ssh_client=True, version=spoken)
     except (DockerException, OSError, ValueError) as error:
         return _reason(error, within)

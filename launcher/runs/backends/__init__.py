@@ -6,10 +6,13 @@ Other packages bring more, as entry points of the group `launchpad.backends`.
 from __future__ import annotations
 
 from importlib import import_module
-from importlib.metadata import entry_points
+from typing import TYPE_CHECKING
 
 from launcher.base.errors import UsageError, nearest
 from launcher.runs.plan.job import Backend
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoints
 
 GROUP = "launchpad.backends"
 BACKENDS = {
@@ -26,7 +29,7 @@ def backend(name: str) -> Backend:
     if name in BACKENDS:
         found: Backend = import_module(BACKENDS[name]).backend()
         return found
-    others = entry_points(group=GROUP)
+    others = _brought()
     if name not in others.names:
         raise UsageError(f"no backend {name!r}", nearest(name, names()))
     found = others[name].load()()
@@ -35,4 +38,10 @@ def backend(name: str) -> Backend:
 
 def names() -> list[str]:
     """The names of all backends, ours first."""
-    return [*BACKENDS, *sorted(entry_points(group=GROUP).names - BACKENDS.keys())]
+    return [*BACKENDS, *sorted(_brought().names - BACKENDS.keys())]
+
+
+def _brought() -> EntryPoints:
+    from importlib.metadata import entry_points
+
+    return entry_points(group=GROUP)

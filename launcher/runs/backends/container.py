@@ -8,13 +8,9 @@ import struct
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
-
-from docker.api import APIClient
-from docker.errors import APIError, DockerException, NotFound
-from docker.utils.socket import STDERR, frames_iter
-from requests.exceptions import RequestException
-from urllib3.exceptions import HTTPError
+from functools import cache
+from io import BufferedReader
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from launcher.base.errors import EngineError
 from launcher.base.names import LABEL
@@ -23,8 +19,13 @@ from launcher.runs.payload import diagnose
 from launcher.runs.plan.job import KILLED, ConnectionLost, EndCause, ExitStatus, Job, OutputPiece
 from launcher.runs.plan.plan import Plan, without_memlock
 
+if TYPE_CHECKING:
+    from docker.api import APIClient
+
 StartedJob = TypeVar("StartedJob", bound=Job)
-FAILURES = (DockerException, RequestException, HTTPError, OSError)
+STDERR = 2
+"""The number of this stream among a container's."""
+
 FRAME = struct.Struct(">BxxxL")
 """What stands before each piece of output: the stream it is of, and its length in bytes."""
 
@@ -67,8 +68,7 @@ class DockerJob:
         stream, self.stream = self.stream, None
         try:
             with answering():
-                frames = frames_iter(stream, tty=False) if stream else self._recorded(follow)
-                for kind, data in frames:
+                for kind, data in _attached(stream) if stream else self._recorded(follow):
                     yield OutputPiece(kind == STDERR, data)
         finally:
             if stream:
@@ -86,15 +86,13 @@ class DockerJob:
                     "Its log driver has to be json-file, local or journald.",
                 )
             response.raise_for_status()
-            while len(header := response.raw.read(FRAME.size)) == FRAME.size:
-                kind, length = FRAME.unpack(header)
-                yield kind, response.raw.read(length)
+            yield from _frames(response.raw.read)
 
     def wait(self) -> ExitStatus:
         try:
             with answering():
                 code: int = self.api.wait(self.container)["StatusCode"]
-        except NotFound:
+        except missing():
             return ExitStatus(KILLED, EndCause.REMOVED)
         ended = self.ended() or ExitStatus(code)
         # One that ended by itself is removed by whoever follows it.
@@ -102,9 +100,11 @@ class DockerJob:
 
     def inspected(self) -> dict[str, Any] | None:
         """The engine's "State" of the container; None where it has gone. Raises ConnectionLost."""
-        with suppress(NotFound), answering():
-            return dict(self.api.inspect_container(self.container)["State"])
-        return None
+        try:
+            with answering():
+                return dict(self.api.inspect_container(self.container)["State"])
+        except missing():
+            return None
 
     def ended(self) -> ExitStatus | None:
         return ended_as(self.inspected())
@@ -113,12 +113,12 @@ class DockerJob:
         return str((self.inspected() or {"Status": "removed"})["Status"])
 
     def stop(self, grace: int) -> None:
-        with suppress(*FAILURES):  # it may have ended by itself
+        with suppress(*failures()):  # it may have ended by itself
             self.api.stop(self.container, timeout=grace)
             self._remove_unstarted()
 
     def kill(self) -> None:
-        with suppress(*FAILURES):
+        with suppress(*failures()):
             self._remove_unstarted()
             self.api.kill(self.container)
 
@@ -133,12 +133,17 @@ class DockerJob:
     def files(self, path: str) -> dict[str, bytes]:
         from launcher.runs.backends.group import unpacked
 
-        with suppress(NotFound), answering():
-            stream, _ = self.api.get_archive(self.container, path)
-            return unpacked(b"".join(stream))
-        return {}
+        try:
+            with answering():
+                stream, _ = self.api.get_archive(self.container, path)
+                packed = b"".join(stream)
+            return unpacked(packed) if packed else {}
+        except missing():
+            return {}
 
     def diagnose(self) -> dict[str, bytes]:
+        from docker.errors import APIError
+
         from launcher.runs.backends.group import unpacked
 
         with answering():
@@ -149,15 +154,32 @@ class DockerJob:
                 return {}
 
 
+@cache
+def failures() -> tuple[type[Exception], ...]:
+    """What docker's SDK raises where an engine fails; imported where something has failed."""
+    from docker.errors import DockerException
+    from requests.exceptions import RequestException
+    from urllib3.exceptions import HTTPError
+
+    return DockerException, RequestException, HTTPError, OSError
+
+
+def missing() -> type[Exception]:
+    """What the SDK raises for what an engine doesn't have."""
+    from docker.errors import NotFound
+
+    return cast("type[Exception]", NotFound)
+
+
 @contextmanager
 def answering() -> Iterator[None]:
     """Raises ConnectionLost where the engine fails; a missing container is for the caller."""
     try:
         yield
-    except NotFound:
+    except Exception as error:
+        if isinstance(error, failures()) and not isinstance(error, missing()):
+            raise ConnectionLost(words_of(error)) from error
         raise
-    except FAILURES as error:
-        raise ConnectionLost(words_of(error)) from error
 
 
 def ended_as(state: Mapping[str, Any] | None) -> ExitStatus | None:
@@ -189,7 +211,7 @@ def listed(api: APIClient) -> list[dict[str, Any]]:
 
 
 def is_conflict(error: Exception) -> bool:
-    return isinstance(error, APIError) and error.status_code == CONFLICT
+    return getattr(error, "status_code", None) == CONFLICT
 
 
 def start_error(error: Exception, plan: Plan) -> Exception:
@@ -208,7 +230,7 @@ def start_error(error: Exception, plan: Plan) -> Exception:
 
 def words_of(error: Exception) -> str:
     """The engine's own words where it gave any, else those of the system below the SDK's."""
-    told = error.explanation if isinstance(error, APIError) else None
+    told = getattr(error, "explanation", None)
     return str(told or _system(error) or error).strip()
 
 
@@ -218,6 +240,22 @@ def _system(error: object) -> str:
         return error.strerror
     below = error.args if isinstance(error, BaseException) else error
     return next(filter(None, map(_system, below)), "") if isinstance(below, tuple) else ""
+
+
+def _attached(stream: Any) -> Iterator[tuple[int, bytes]]:
+    """The output of a container that was attached to, each piece with its stream's number."""
+    if isinstance(stream, BufferedReader):
+        return _frames(stream.read)
+    from docker.utils.socket import frames_iter
+
+    found: Iterator[tuple[int, bytes]] = frames_iter(stream, tty=False)
+    return found
+
+
+def _frames(read: Callable[[int], bytes]) -> Iterator[tuple[int, bytes]]:
+    while len(header := read(FRAME.size)) == FRAME.size:
+        kind, length = FRAME.unpack(header)
+        yield kind, read(length)
 
 
 def _hang_up(stream: Any) -> None:
@@ -230,9 +268,9 @@ def remove_container(api: APIClient, container: str) -> None:
     """Remove a container, running or not; where it stays, say so."""
     try:
         api.remove_container(container, v=True, force=True)
-    except NotFound:
+    except missing():
         return
-    except FAILURES as error:
+    except failures() as error:
         if is_conflict(error):  # somebody else has asked for it
             return
         tell(f"the container is still there: {words_of(error)}; docker rm -f {container[:12]}")

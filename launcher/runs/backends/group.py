@@ -13,7 +13,6 @@ import tarfile
 import time
 from calendar import timegm
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from threading import Thread
@@ -180,6 +179,8 @@ class Group:
 
     def diagnose(self) -> dict[str, bytes]:
         """Of all nodes at once: each takes its time."""
+        from concurrent.futures import ThreadPoolExecutor
+
         with ThreadPoolExecutor(len(self.nodes)) as pool:
             reports = [*pool.map(lambda node: node.diagnose(), self.nodes)]
         return joined_reports(reports)

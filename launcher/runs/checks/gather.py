@@ -11,7 +11,6 @@ import socket
 import struct
 import subprocess
 from collections.abc import Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -65,11 +64,14 @@ def machine(api: APIClient | None, *, gpus: bool = True) -> Machine:
     Of an engine elsewhere, or in a virtual machine, only what it reports itself. The driver, which
     may take a second for each answer, is asked while the engine is.
     """
-    with ThreadPoolExecutor() as pool:
-        here = gpus and (api is None or str(api.base_url) == LOCAL)
-        listed = pool.submit(nvidia_gpus) if here else None
-        uses = pool.submit(nvidia_uses) if here else None
-        found = engine(api) if api else None
+    here = gpus and (api is None or str(api.base_url) == LOCAL)
+    listed = uses = None
+    if here:
+        from concurrent.futures import ThreadPoolExecutor
+
+        pool = ThreadPoolExecutor()
+        listed, uses = pool.submit(nvidia_gpus), pool.submit(nvidia_uses)
+    found = engine(api) if api else None
     if found and not found.local:
         return Machine(engine=found)
     there = listed.result() if listed else None
@@ -193,7 +195,8 @@ def engine(api: APIClient) -> Engine:
 
 
 def _socket_path(api: APIClient) -> str | None:
-    return getattr(api.get_adapter(api.base_url), "socket_path", None)
+    scheme, _, path = str(getattr(api, "host", "")).partition("://")
+    return path if scheme == "unix" else None
 
 
 def _gives_gpus(info: Mapping[str, Any], devices: list[str], local: str | None) -> bool | None:

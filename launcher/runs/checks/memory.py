@@ -19,10 +19,8 @@ from launcher.runs.plan.render import values_of
 from launcher.runs.runfile.config import RunConfig
 
 OVERHEAD = 1 << 30
-"""Bytes for CUDA's context and the libraries' workspaces.
-
-Measured with torch 2.11 on H200s: 1.0 GB on one GPU. Two with NCCL took 1.3 to 1.5 GB each, which
-the margin of `fit.MARGIN` holds.
+"""Bytes for CUDA's context and the libraries' workspaces, by torch 2.11 on one H200. With NCCL they
+are 1.3 to 1.5 GB, for which `fit.MARGIN` is.
 """
 
 WORKSPACE = 150 << 20
@@ -42,14 +40,13 @@ optimizer, whose masters and moments are there by then: trainer/fast/buffers.py,
 EVALUATED = 10
 """Bytes of a logit where a model that is compiled whole evaluates: 16 bits, fp32, and softmax."""
 
+POSITIONS = "position_embedding_type"
 ROW = 20
 """Bytes of a row of grouped experts beside its numbers: places, token, order and factor."""
 
 FLASH = (8, 0)
-"""Compute capability from which Transformer Engine has an attention that keeps no scores.
-
-https://github.com/Dao-AILab/flash-attention: Ampere or newer.
-"""
+"""Compute capability from which Transformer Engine has an attention that keeps no scores:
+https://github.com/Dao-AILab/flash-attention."""
 
 UNKNOWN = {
     *"use_megatron_fsdp use_custom_fsdp use_torch_fsdp2 optimizer_cpu_offload".split(),
@@ -93,13 +90,11 @@ def _shape(program: str, options: Mapping[str, Value]) -> ModelShape | None:
 def bytes_of_states(
     program: str, options: Mapping[str, Value], sharers: int
 ) -> tuple[float, float, float] | None:
-    """Bytes of weights, gradients and optimizer for each parameter, with Adam.
+    """Bytes of weights, gradients and optimizer for each parameter; None but with Adam.
 
-    Their sums are Megatron's own: 18 with bf16, 20 with fp16 whose gradients stay so, 16 with
-    fp32; the distributed optimizer divides all but weights and gradients among `sharers`
-    processes, those of data and context parallelism
-    (https://docs.nvidia.com/megatron-core/developer-guide/latest/api-guide/dist_optimizer.html,
-    megatron/core/optimizer/__init__.py). None for another optimizer.
+    The distributed optimizer divides its own among `sharers` processes, those of data and context
+    parallelism
+    (https://docs.nvidia.com/megatron-core/developer-guide/latest/api-guide/dist_optimizer.html).
     """
     if options.get("optimizer", "adam") != "adam":
         return None
@@ -131,12 +126,9 @@ def needed(
     capability: tuple[int, int] | None = None,
     kernels: bool = True,
 ) -> MemoryEstimate | None:
-    """The memory of the rank that needs most; None where the sizes aren't known.
-
-    That is the first stage of a pipeline, which holds the embedding and the activations of as
-    many micro-batches as there are stages (1F1B), or the last, which makes the logits.
-    `capability` is the GPU's; `kernels`: whether layers like GPT-2's are left to those.
-    """
+    """The memory of the rank that needs most, of a pipeline's first stage or the last; None where
+    the sizes aren't known. `capability` is the GPU's; `kernels`: whether layers like GPT-2's are
+    left to those."""
     try:
         return _needed(program, options, where, capability, kernels)
     except (KeyError, TypeError, ValueError, ZeroDivisionError, OverflowError):  # no number
@@ -231,11 +223,8 @@ def like_gpt2(options: Mapping[str, Value], size: ModelShape) -> bool:
 
 
 def compiled(program: str, options: Mapping[str, Value], where: Layout) -> str:
-    """What torch compiles: "whole" for model and loss as one, "layers", or "" for nothing.
-
-    As trainer/fast/fast.py chooses on GPUs, with Triton. Of a single micro-batch gradients are kept
-    as they were made, of several the largest: those of the words, of both their uses.
-    """
+    """What torch compiles, as trainer/fast/fast.py chooses on GPUs: "whole" for model and loss as
+    one, "layers", or "" for nothing."""
     if program != model_size.GPT or "no_fast" in options:
         return ""
     experts = "num_experts" in options
@@ -301,7 +290,9 @@ class _Rank:
         """Bytes that a layer keeps of a token for the way back: all of it, without recomputing."""
         size, width = self.size, self.width
         masks = 2 if self.drops("hidden_dropout") and not self.kernels else 0
-        outside = size.hidden * (4 * width + masks)  # two norms' inputs and outputs, dropout
+        # of what FP8's products read, norms' outputs are kept so, and what an MLP activates isn't
+        eight = bool(self.how) and "fp8_format" in self.options
+        outside = size.hidden * (4 * width + masks - 2 * eight)  # two norms' inputs and outputs
         if self.how and self.undivided > 1:  # gathered, the latter are kept whole
             outside += 2 * size.hidden * width * (self.undivided - 1)
         heads, keys = size.heads * size.head, 2 * size.groups * size.head
@@ -312,13 +303,19 @@ class _Rank:
                 attention += 2 * heads + keys if self.how else heads + keys // 2
             if self.where.context > 1 and size.groups < size.heads:
                 attention += keys + heads  # queries: views of what was exchanged; the context
-        inside = (attention + size.ffn * (3 if size.gated else 2)) * float(width)
+        elif self._kept_of_score:  # upstream's plain one repeats grouped keys and values too
+            attention = 4 * heads
+            turned = "qk_layernorm" in self.options or self.options.get(POSITIONS) == "rope"
+            if size.groups == size.heads:  # values are a view of the product, which stays whole
+                attention += 2 * heads * turned
+            elif "qk_layernorm" in self.options:  # which keeps that product
+                attention += heads + keys
+        inside = (attention + size.ffn * ((3 if size.gated else 2) - eight)) * float(width)
         inside += size.heads * size.sequence / self.where.context * self._kept_of_score
         return outside / self.undivided + inside / self.where.tensor
 
     def bytes_of_sums(self, *, tied: bool) -> float:
-        """Bytes that GPT-2's kernels keep for sums over rows; `tied`: and those of the words'
-        gradient, by both their uses."""
+        """Bytes of sums over rows in GPT-2's kernels, if `tied` with the words' gradient."""
         size, (norms, layers, inside) = self.size, PARTS
         rows = norms * (2 * size.layers + 1) + layers * (size.layers + 1)
         width = rows * size.hidden + inside * (size.layers + 1) * size.ffn
@@ -326,11 +323,8 @@ class _Rank:
 
     def bytes_of_scores(self) -> tuple[float, float]:
         """Bytes of a token's scores in upstream's plain attention: of the buffer that Megatron
-        keeps from the first layer on, and of all copies on the way back through a layer.
-
-        Those are the buffer, and four that autograd makes for the mask that is filled in place into
-        a view (torch's CopySlices); what the layer keeps itself is free by then.
-        """
+        keeps, and of all copies on the way back through a layer: the buffer, and four for the mask
+        that is filled in place into a view (torch's CopySlices)."""
         if not self.is_plain:
             return 0.0, 0.0
         scores = self.size.heads / self.where.tensor * self.size.sequence / self.where.context
@@ -348,11 +342,9 @@ class _Rank:
         """Bytes that a layer with experts keeps of a token for the way back, less an MLP's; and
         those of the way back itself, one layer's at a time.
 
-        Of each of its copies: what goes into an expert and comes out, and what is inside; of the
-        router: scores, their softmax and the choice, in fp32. Grouped (trainer/fast/experts.py),
-        all tokens of the group are kept, and of each that could be an expert's here what the first
-        product made; on the way back there are their inputs, outputs' gradients and inputs'
-        gradients, and four times what is inside.
+        Of each copy: what goes into an expert, is inside and comes out; of the router: scores,
+        softmax and choice, in fp32. Grouped (trainer/fast/experts.py): the group's tokens, and of
+        those that could be an expert's here what the first product made.
         """
         size, width, tensor = self.size, self.width, self.where.tensor
         if not size.experts:
@@ -385,10 +377,8 @@ def _with_recomputing(
 
 
 def _in_flight(options: Mapping[str, Value], layers: float, where: Layout) -> float:
-    """The micro-batches whose activations the first stage holds at a time.
-
-    Interleaved schedules hold more: section 4.2.3 of the paper.
-    """
+    """The micro-batches whose activations the first stage holds at a time; interleaved schedules
+    hold more: section 4.2.3 of the paper."""
     virtual = options.get("num_layers_per_virtual_pipeline_stage")
     if isinstance(virtual, int) and where.pipeline > 1:
         return where.pipeline * (1 + (where.pipeline - 1) / (where.pipeline * layers / virtual))
@@ -396,10 +386,8 @@ def _in_flight(options: Mapping[str, Value], layers: float, where: Layout) -> fl
 
 
 def bytes_of_checkpoint(program: str, options: Mapping[str, Value], where: Layout) -> int | None:
-    """Bytes of one checkpoint: weights, fp32 weights beside 16-bit ones, and Adam's two moments.
-
-    What describes the pieces of them counts where they are small: it was measured with 0.16.1.
-    """
+    """Bytes of one checkpoint: weights, fp32 weights beside 16-bit ones, Adam's two moments, and
+    what describes their pieces, as measured with 0.16.1."""
     size = _shape(program, options)
     if size is None or bytes_of_states(program, options, 1) is None:
         return None

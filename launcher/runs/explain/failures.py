@@ -35,13 +35,14 @@ or another node, has failed. summary: only that something has.
 STATED = KINDS[2]
 AFTERWARDS = KINDS[3:]  # what may be what another failure has led to
 HEADS = {"cause": "cause", "clue": "this points to", "located": "where it failed"}
+OPEN = "possible causes, each with its cure, the likeliest first; it may be another"
 SUSPECTS = 10
-NOWHERE = "an error that no row knows: its line says what"
+MOST_WHO = 2  # tools whose errors are unknown, of which the first is a place
 MOST_NEAR = 4  # lines that may say why, of a summary
 NEAR = 64  # lines before an error in which its traceback is looked for
-RAISED, CHAINED, UNCAUGHT, ENDS, LOUD, ECHO, FAR = (
+RAISED, CHAINED, UNCAUGHT, ENDS, LOUD, PASSING, ECHO, FAR, CRASH = (
     re.compile(LINES[name])
-    for name in ("raised", "chained", "uncaught", "ends", "loud", "echo", "far")
+    for name in "raised chained uncaught ends loud passing echo far crash".split()
 )
 RAISED_OR_CHAINED = re.compile(f"{RAISED.pattern}|{CHAINED.pattern}", re.MULTILINE)
 NOTABLE = re.compile(f"{RAISED_OR_CHAINED.pattern}|{LOUD.pattern}", re.MULTILINE)
@@ -165,13 +166,14 @@ class Explanation:
     `signs` are the known ones, the first cause first and those that follow from others last; none
     where the first failure is unknown. `suspects` are the lines that look most like a first cause,
     `aftermath` what is known to follow from an unknown one, and `about` what the log says of the
-    run: releases, GPUs, layout, the last iteration.
+    run: releases, GPUs, layout, the last iteration. `end` is the number of its lines.
     """
 
     signs: list[FailureSign]
     suspects: list[LogLine]
     aftermath: list[FailureSign] = field(default_factory=list)
     about: dict[str, str] = field(default_factory=dict)
+    end: int = 0
 
     @property
     def first(self) -> FailureSign | None:
@@ -179,13 +181,15 @@ class Explanation:
         if self.signs:
             return self.signs[0]
         known = {sign.said.line for sign in self.aftermath if sign.said}
-        unknown = (one for one in self.suspects if one.line not in known)
+        unknown = [one for one in self.suspects if one.line not in known]
         ends = [one for one in unknown if one.raised_by or ENDS.match(one.words)]
-        if not ends:
+        near = (one for one in unknown if one.line > self.end - NEAR)
+        last = [one for one in near if not PASSING.search(one.text)]
+        if not ends and (not last or len({stated.who(one.words) for one in last}) > MOST_WHO):
             return None
-        said = min(ends, key=lambda one: (not one.raised_by, not RAISED.search(one.words)))
-        name, cure = said.raised_by or NOWHERE, stated.first_step(said.words, said.raised_by)
-        where = Failure(name, "", "any", (), "", cure, located=True)
+        said = min(ends or last, key=lambda one: (not one.raised_by, not RAISED.search(one.words)))
+        meaning, cure = stated.meaning(said.words, said.raised_by)
+        where = Failure(said.raised_by or meaning, "", "any", (), "", cure, located=True)
         return FailureSign(where, said, said.line)
 
     @property
@@ -206,8 +210,9 @@ class Explanation:
 
     @property
     def _near(self) -> list[str]:
-        """Of a summary, the lines that may say why, those before it last."""
-        said = self.signs[0].said if self.signs and self.signs[0].kind == KINDS[-1] else None
+        """Of a summary, or a report that names no cause, the lines that may say why."""
+        told = [one for one in self.signs[:1] if one.failure.follows and not one.failure.either]
+        said = told[0].said if told else None
         quoted = {sign.said.text for sign in self.signs if sign.said}
         lines = [one for one in self.suspects if said and one.text not in quoted]
         return ["lines that may say why:", *chain(*map(_shown, lines[:MOST_NEAR]))] * bool(lines)
@@ -231,7 +236,7 @@ class Explanation:
 def _cures(known: Failure) -> list[str]:
     if not known.either:
         return [f"{'first step' if known.located else 'cure'}: {known.cure}"]
-    return ["cure, the likeliest cause first:", *(f"  {one}" for one in known.either)]
+    return [f"{OPEN}:", *(f"  {one}" for one in known.either)]
 
 
 def _shown(said: LogLine) -> list[str]:
@@ -245,16 +250,19 @@ def explain(log: Iterable[bytes], cause: EndCause = EndCause.ITSELF) -> Explanat
     """
     signs = {known.name: FailureSign(known) for known in table() if known.cause == cause.value}
     raised, loud = dict[str, LogLine](), dict[str, LogLine]()
-    reader = LogReader(log)
+    reader, lines = LogReader(log), list[Words]()
     for before, kept in reader.windows():
-        _find(by_source(before + kept), signs)
+        lines = by_source(before + kept)
+        _find(lines, signs)
         _suspect(by_source(kept), raised, loud)
+    if not raised and not loud and not signs:
+        raised |= _cut_off(lines)
     _place(list(raised.values()), signs)
     suspects = [*raised.values(), *loud.values()][:SUSPECTS]
     suspects.sort(key=lambda said: said.line)
     ordered, unknown = _ordered(list(signs.values()), list(raised.values()))
     named, aftermath = ([], ordered) if unknown else (ordered, [])
-    return Explanation(named, suspects, aftermath, reader.about)
+    return Explanation(named, suspects, aftermath, reader.about, reader.end)
 
 
 def _find(lines: list[Words], signs: dict[str, FailureSign]) -> None:
@@ -324,6 +332,19 @@ def _suspect(lines: list[Words], raised: dict[str, LogLine], loud: dict[str, Log
             chosen[kind] = _located([*lines[:index], _whole(lines, index)], index)
 
 
+def _cut_off(lines: list[Words]) -> dict[str, LogLine]:
+    """Megatron's own words without their exception's name; else where a traceback is cut off."""
+    for line in lines[-NEAR:]:
+        if place := refusals.find(line.text):
+            return {"": replace(line.quoted, raised_by=place)}
+    where = stated.location(stated.traceback(lines))
+    if not where:
+        return {}
+    ends = (at for at in range(len(lines) - 1, -1, -1) if stated.FRAME.search(lines[at].text))
+    last = lines[next(ends) :][:2][-1]
+    return {"": replace(last.quoted, raised_by=where)} if last.text else {}
+
+
 def _before(lines: list[Words], index: int) -> list[Words]:
     """The lines before an error that may have its traceback: those since another exception."""
     begin, line = max(0, index - NEAR), lines[index]
@@ -345,6 +366,8 @@ def _whole(lines: list[Words], index: int) -> Words:
 def _located(lines: list[Words], index: int) -> LogLine:
     """The line to quote, and where it is raised, by Megatron's words or its stack."""
     line = lines[index]
+    if CRASH.search(line.text):
+        return replace(line.quoted, raised_by=stated.native(lines[index : index + NEAR]))
     if not RAISED.search(line.text):
         return line.quoted
     where = refusals.find(line.text) or stated.location(stated.traceback(_before(lines, index)))

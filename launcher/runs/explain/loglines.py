@@ -12,7 +12,7 @@ import yaml
 
 from launcher.base.yamlfile import Loader
 
-LONGEST_QUOTE = 160
+LONGEST_QUOTE = 320
 MOST_PREFIXES = 8  # before a line's words; what has more is prose
 
 LINES: dict[str, Any] = yaml.load(Path(__file__).with_name("lines.yaml").read_bytes(), Loader)  # noqa: S506

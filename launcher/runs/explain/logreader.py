@@ -24,11 +24,15 @@ FAR = 1 << 16  # bytes at a piece's end in which its last iteration is looked fo
 
 
 class LogReader:
-    """Reads a log once. `windows` are the lines to look at; `about` is what it says of the run."""
+    """Reads a log once: `windows` are the lines to look at, `about` is what it says of the run.
+
+    end: the number of its lines.
+    """
 
     def __init__(self, log: Iterable[bytes]) -> None:
         self._log = log
         self.about: dict[str, str] = {}
+        self.end = 0
 
     def windows(self) -> Iterator[tuple[list[Words], list[Words]]]:
         """The lines of trouble, of kinds not seen before, and those kept before them."""
@@ -43,6 +47,7 @@ class LogReader:
                 before = kept[-CONTEXT:]
             self._look(piece, first)
             first += len(kinds)
+            self.end = first - 1
 
     def _look(self, piece: bytes, first: int) -> None:
         """Note what the log's head says of the run, and the last iteration so far."""

@@ -25,10 +25,13 @@ WRAPPER = re.compile(r"(?:^|[._])(?:wrapp(?:er|ed)\w*|decorat\w*|inner(?:_f)?|ne
 """Functions that call another for somebody: decorators'."""
 HANDS_ON = re.compile(r"\*\*\w*(?:kwargs?|kwds)\b")  # a call with whatever its caller gave
 
+NATIVE = re.compile(LINES["native"], re.VERBOSE)
+ENDING = re.compile(LINES["ending"])
 HOLE = re.compile(r"\{(\w+)\}")
 PROGRAM = "the program"
 OWNER = re.compile(r"\(code of (\w+)\)")  # in location()
-STEPS = [(re.compile(says), step) for says, step in LINES["steps"].items()]
+STEPS = [(re.compile(says), meaning, step) for says, (meaning, step) in LINES["steps"].items()]
+WHO = [(re.compile(says), name) for name, says in LINES["who"].items()]
 
 
 def fill(text: str, found: dict[str, str]) -> str:
@@ -61,11 +64,18 @@ def traceback(before: Iterable[Words]) -> list[re.Match[str]]:
     return frames
 
 
-def first_step(error: str, place: str) -> str:
-    """What to try first about an error that says but where it failed, by its exception."""
+def meaning(error: str, place: str) -> tuple[str, str]:
+    """Who says an error that no row knows and what its words mean; and what to try first."""
     owner = OWNER.search(place)
     found = {"package": LINES["packages"].get(owner[1], owner[1]) if owner else PROGRAM}
-    return next(fill(step, found) for says, step in STEPS if says.search(error))
+    told, step = next((told, step) for says, told, step in STEPS if says.search(error))
+    return f"{who(error)}: {told}", fill(step, found)
+
+
+def who(error: str) -> str:
+    """Which tool or library says a line, by its words; the program where they don't name one."""
+    found = ((says.match(error), name) for says, name in WHO)
+    return next((fill(name, match.groupdict()) for match, name in found if match), PROGRAM)
 
 
 def location(frames: list[re.Match[str]]) -> str:
@@ -77,6 +87,16 @@ def location(frames: list[re.Match[str]]) -> str:
     others = [frame for frame in calls if _owner(frame) != owner] or calls
     called = f", called by {_place(others[-1])}" if others else ""
     return f"raised by {_place(last)} (code of {owner or 'your script or checkout'}){called}"
+
+
+def native(lines: Iterable[Words]) -> str:
+    """The innermost function of a crashed process that isn't of the handler; "" for none."""
+    for frame in filter(None, (NATIVE.search(line.text) for line in lines)):
+        called = frame["func"] or frame["of"] or frame["at"]
+        if not ENDING.match(called):
+            where = (frame["lib"] or frame["file"] or "").rpartition("/")[2].strip("?")
+            return f"crashed in {called}{f' of {where}' if where else ''}"
+    return ""
 
 
 def _owner(frame: re.Match[str]) -> str:

@@ -73,7 +73,7 @@ def ask_image(plan: Plan, machine: Machine, chosen: Backend, cache: Path) -> Ite
 
 def _entrypoint(plan: Plan, asker: Any, cache: Path) -> Iterator[Finding]:
     """A refusal where the ENTRYPOINT of an image that isn't ours doesn't run what it is given."""
-    config = asker.api.inspect_image(plan.image)["Config"]
+    config = asker.inspected(plan.image)["Config"]
     if not config.get("Entrypoint") or f"{LABEL}key" in (config.get("Labels") or {}):
         return
     image = str(asker.identity(plan.image)["id"])

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from launcher.agent import series
 from launcher.base.errors import EngineError, LauncherError
-from launcher.base.settings import expanded, settings
+from launcher.base.settings import expanded, runs_folder, settings
 from launcher.runs import payload
 from launcher.runs.backends import backend
 from launcher.runs.follow.run_files import caller
@@ -273,8 +273,8 @@ def _host(chosen: Backend, asked: RunRequest, *, rootless: bool) -> Host:
         every_node=chosen.every_node,
         scheduled=chosen.scheduled,
         groups=who.groups,
-        runs=str(settings().runs),
-        payload=payload.keep(settings().runs, asked.payload),
+        runs=str(runs_folder()),
+        payload=payload.keep(runs_folder(), asked.payload),
         infiniband=not chosen.scheduled and os.path.isdir(INFINIBAND),
     )
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,6 +43,8 @@ def everywhere() -> tuple[list[tuple[Backend, Job]], list[SilentBackends]]:
 
     All are asked at once: two of them may wait for the same engine.
     """
+    from concurrent.futures import ThreadPoolExecutor
+
     found, silent = list[tuple[Backend, Job]](), dict[str, SilentBackends]()
     known = names()
     with ThreadPoolExecutor(len(known)) as pool:
@@ -154,6 +155,8 @@ def _is_own(run: str) -> bool:
 
 def rows(known: list[tuple[Backend, Job]]) -> list[tuple[str, ...]]:
     """What `launcher ps` shows of jobs, each asked at the same time."""
+    from concurrent.futures import ThreadPoolExecutor
+
     with ThreadPoolExecutor() as pool:
         return [*pool.map(lambda pair: row(pair[1]), known)]
 

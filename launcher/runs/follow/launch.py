@@ -26,7 +26,7 @@ from launcher.runs.payload import KEY
 from launcher.runs.plan.job import Backend, Job
 from launcher.runs.plan.plan import Plan, Stamp
 from launcher.runs.plan.program import ProgramKind, program
-from launcher.runs.records import owner, provenance, record, repeat, resume
+from launcher.runs.records import owner, provenance, record
 from launcher.runs.runfile.config import RunConfig
 from launcher.runs.runfile.origins import RunRequest
 
@@ -123,6 +123,8 @@ def _start_array(
 
 def task(asked: RunRequest, number: int) -> RunRequest:
     """What is asked for as a task of an array."""
+    from launcher.runs.records import repeat
+
     return replace(asked, config=repeat.as_task(asked.config, number, asked.cwd))
 
 
@@ -350,6 +352,7 @@ class Attempts:
     def _again(self) -> Plan:
         """The plan that goes on from the newest complete checkpoint; from the start without one."""
         from launcher.runs.follow import guard
+        from launcher.runs.records import resume
 
         config = resume.skipping(self.asked.config, guard.passed_over(self.stamp.run))
         asked, save = replace(self.asked, config=config), config.checkpoint.save
@@ -378,4 +381,6 @@ class Attempts:
                 "here, so it isn't started again",
                 "When it has saved, set checkpoint.load to the folder that it saves to.",
             )
+        from launcher.runs.records import resume
+
         return replace(asked, config=resume.from_newest(asked.config))

@@ -6,13 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, RootModel
+import yaml
 
 from launcher.agent import series
-from launcher.base import yamlfile
 from launcher.base.errors import PreflightError
+from launcher.base.yamlfile import Loader
 from launcher.runs.plan.image_facts import build_command
 from launcher.runs.plan.program import ProgramKind
 from launcher.runs.plan.program_options import key_of
@@ -22,20 +21,19 @@ from launcher.runs.runfile.config import ImageRequest
 TABLE = Path(__file__).with_suffix(".yaml")
 
 
-class NeedRule(BaseModel):
+@dataclass(frozen=True)
+class NeedRule:
     """A row of needs.yaml."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
-
-    option: str = ""
-    values: list[str] = []
-    unless: list[str] = []
-    beside: Annotated[list[str], Field(alias="with")] = []
-    programs: list[str] = []
-    fact: str = ""
-    modules: dict[str, str]
-    extras: str = ""
+    modules: Mapping[str, str]
     source: str
+    option: str = ""
+    values: Sequence[str] = ()
+    unless: Sequence[str] = ()
+    beside: Sequence[str] = ()
+    programs: Sequence[str] = ()
+    fact: str = ""
+    extras: str = ""
 
     def holds(self, run: Resolved) -> bool:
         """Whether the run needs the modules."""
@@ -63,14 +61,11 @@ def _is_given(options: Mapping[str, object], wanted: str) -> bool:
     return str(found) == value if value else found is not False
 
 
-class _Table(RootModel[list[NeedRule]]):
-    pass
-
-
 @cache
 def table() -> Sequence[NeedRule]:
     """The rows of needs.yaml."""
-    return yamlfile.load(TABLE, _Table).root
+    rows = yaml.load(TABLE.read_bytes(), Loader=Loader)  # noqa: S506 - the safe one
+    return [NeedRule(**row) for row in rows]
 
 
 def modules() -> dict[str, str]:

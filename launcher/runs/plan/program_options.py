@@ -7,9 +7,9 @@ import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from pydantic import BaseModel
 
@@ -86,11 +86,43 @@ class Table:
     options that take only some values; a kind says what one takes: "flag", "int", "str +".
     """
 
-    releases: tuple[str, ...]
-    gpt: dict[str, argparse.Action]
-    megatron: dict[str, ReleaseSpans]
-    choices: dict[str, dict[tuple[str, ...], ReleaseSpans]]
-    kinds: dict[str, dict[str, ReleaseSpans]]
+    @cached_property
+    def _data(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(DATA.read_text(encoding="utf-8"))
+        return found
+
+    @cached_property
+    def releases(self) -> tuple[str, ...]:
+        return tuple(self._data["releases"])
+
+    @cached_property
+    def gpt(self) -> dict[str, argparse.Action]:
+        from launcher.trainer.gpt.arguments import parser
+
+        return {
+            name: one
+            for one in parser()._actions
+            for name in one.option_strings
+            if name.startswith("--") and one.dest != "help"
+        }
+
+    @cached_property
+    def megatron(self) -> dict[str, ReleaseSpans]:
+        return {name: _spans(text) for name, text in self._data["megatron"].items()}
+
+    @cached_property
+    def choices(self) -> dict[str, dict[tuple[str, ...], ReleaseSpans]]:
+        return {
+            name: {tuple(text.split()): _spans(spans) for text, spans in several.items()}
+            for name, several in self._data["choices"].items()
+        }
+
+    @cached_property
+    def kinds(self) -> dict[str, dict[str, ReleaseSpans]]:
+        return {
+            name: {kind: _spans(spans) for kind, spans in several.items()}
+            for name, several in self._data["kinds"].items()
+        }
 
     def options_of(self, release: str) -> set[str] | None:
         """Megatron's options in `release`; None for a series that the table doesn't know."""
@@ -139,27 +171,7 @@ class Table:
 @cache
 def table() -> Table:
     """Megatron's options from the table that ships with the launcher, and our parser's."""
-    from launcher.trainer.gpt.arguments import parser
-
-    data = json.loads(DATA.read_text(encoding="utf-8"))
-    return Table(
-        releases=tuple(data["releases"]),
-        gpt={
-            name: one
-            for one in parser()._actions
-            for name in one.option_strings
-            if name.startswith("--") and one.dest != "help"
-        },
-        megatron={name: _spans(text) for name, text in data["megatron"].items()},
-        kinds={
-            name: {kind: _spans(spans) for kind, spans in several.items()}
-            for name, several in data["kinds"].items()
-        },
-        choices={
-            name: {tuple(text.split()): _spans(spans) for text, spans in several.items()}
-            for name, several in data["choices"].items()
-        },
-    )
+    return Table()
 
 
 def _kind_of(action: argparse.Action) -> str:

@@ -9,7 +9,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 
 from launcher.base import files
-from launcher.base.settings import settings
+from launcher.base.settings import runs_folder
 from launcher.runs.records import record
 
 LOCK, STOP, STARTING = "followed", "stop-asked", "starting"
@@ -35,7 +35,7 @@ def alone() -> Iterator[None]:
     Two that look at the same moment whether a folder is taken would both find it free. One that
     hangs as it starts is waited for no longer than PATIENCE seconds.
     """
-    runs = settings().runs
+    runs = runs_folder()
     with suppress(OSError):
         runs.mkdir(parents=True, exist_ok=True, mode=0o700)
     with _opened(runs / STARTING) as handle:

@@ -19,7 +19,7 @@ from pydantic_core import from_json
 from launcher.base import files, logfile, owned
 from launcher.base.errors import UsageError, nearest
 from launcher.base.names import LABEL
-from launcher.base.settings import settings
+from launcher.base.settings import runs_folder
 from launcher.runs.payload import KEY
 from launcher.runs.plan.plan import Plan
 from launcher.runs.runfile.config import RunConfig
@@ -158,7 +158,7 @@ def _leaves(key: str, value: Any) -> list[tuple[str, Any]]:
 
 def folder(run: str) -> Path:
     """The folder of a run's record and files."""
-    return settings().runs / run
+    return runs_folder() / run
 
 
 def make(run: str) -> Path:
@@ -299,7 +299,7 @@ def records() -> list[Record]:
 
 def each() -> Iterator[Record]:
     """One after the other, in no order; a folder without a readable record is passed over."""
-    runs, names = settings().runs, list[str]()
+    runs, names = runs_folder(), list[str]()
     with suppress(OSError):
         names = os.listdir(runs)
     for name in names:
@@ -318,7 +318,7 @@ def load(run: str, path: str | Path) -> Record | None:
 def forget(run: str) -> None:
     """Remove the record of a run that never started."""
     with suppress(OSError):
-        owned.remove_folder(folder(run), settings().runs)
+        owned.remove_folder(folder(run), runs_folder())
 
 
 def find(text: str) -> Record:

@@ -14,7 +14,7 @@ from typing import Any
 from launcher.agent.words import COSTS
 from launcher.base import owned
 from launcher.base.errors import UsageError
-from launcher.base.settings import settings
+from launcher.base.settings import runs_folder
 from launcher.runs.plan.job import EndCause, ExitStatus, Job, goes_on
 from launcher.runs.plan.mounts import PROFILE
 from launcher.runs.records import owner, record
@@ -56,7 +56,7 @@ class RunSummary:
 def known(jobs: Iterable[Job]) -> list[RunSummary]:
     """The runs that have a record, newest first; `jobs` are those that backends know of."""
     alive = living(jobs)
-    runs = settings().runs  # looked up once, and not for each of thousands
+    runs = runs_folder()  # looked up once, and not for each of thousands
     found = [
         summary(kept, folder := f"{runs}/{kept.run}", alive, _last_step(folder))
         for kept in record.each()

@@ -86,18 +86,18 @@ Quantity = Annotated[
 
 
 class Slurm(Strict):
-    """What a job asks of Slurm."""
+    """Settings of a Slurm job."""
 
     container: Literal["none", "docker", "podman", "pyxis", "apptainer"] = "none"
-    """What ranks run in. Not given: pyxis or apptainer, whichever is here, else refused."""
+    """How a node starts the image. Not given: pyxis or apptainer; refused if neither is here."""
     image: Text | None = None
-    """What the nodes know the image by: a .sqsh, a .sif or a registry's name."""
+    """The image for the nodes: a path to a .sqsh or .sif, or an image's name in a registry."""
     setup: Text | list[Line] | None = None
-    """Shell that each node runs first, as text or a list of lines: modules, or a venv."""
+    """Shell commands that each node runs first: a text, or a list of lines."""
     gpu_type: Annotated[Text, Regex(r"[A-Za-z0-9][\w.-]*", "a type of GPUs: h100")] | None = None
     """The type of the GPUs, as sinfo shows it: h100."""
     time: Time | None = None
-    """The time limit."""
+    """The job's time limit: 12:00:00."""
     partition: Line | None = None
     account: Line | None = None
     qos: Line | None = None
@@ -105,13 +105,13 @@ class Slurm(Strict):
     reservation: Line | None = None
     dependency: Line | None = None
     exclude: Excluded | None = None
-    """Nodes to leave out, as sbatch takes them; `auto` for those that failed before."""
+    """Nodes to leave out, as for sbatch; `auto` leaves out nodes that failed before."""
     array: Array | None = None
-    """A run for each task: 0-7; with %1 one run in a chain of jobs."""
+    """Start one run per task: 0-7. With %1 (0-9%1), a chain of jobs continues one run."""
     requeue: Flag = False
-    """At the end of `time`, and after a failed node, the job waits again and goes on."""
+    """At the end of `time`, or if a node fails, queue the job again. The run then continues."""
     signal: Whole = 120
-    """Seconds before the end of `time` at which the run saves and stops; 0 is never."""
+    """Save and stop the run this many seconds before the end of `time`; 0: never."""
     options: dict[Annotated[Text, Regex(r"[a-z][a-z-]+", "mail-user")], Line | int | bool] = Field(
         default_factory=dict
     )
@@ -168,45 +168,44 @@ class Toleration(Strict):
 
 
 class Kubernetes(Strict):
-    """What a run asks of a cluster."""
+    """Settings of a run on Kubernetes."""
 
     kind: Literal["jobset", "trainjob"] = "jobset"
-    """The object that is created."""
+    """The kind of object to create: jobset or trainjob."""
     runtime: Object = "torch-distributed"
-    """The ClusterTrainingRuntime of a trainjob."""
+    """The ClusterTrainingRuntime, for `kind: trainjob`."""
     context: Line | None = None
-    """kubectl's own by default."""
+    """The context of the cluster; by default the one that kubectl uses."""
     namespace: Object | None = None
-    """kubectl's own by default."""
+    """The namespace of the run; by default the one that kubectl uses."""
     image: Reference | None = None
-    """What the nodes pull, where that isn't the image's name."""
+    """The image that the nodes pull; by default the name of `image` in the run file."""
     image_pull_secrets: list[Object] = Field(default_factory=list)
-    """Names of Secrets."""
+    """Names of Secrets with the credentials of registries."""
     service_account: Object | None = None
     node_selector: dict[Line, Text] = Field(default_factory=dict)
     tolerations: list[Toleration] = Field(default_factory=list)
     priority_class: Object | None = None
     queue: Object | None = None
-    """A local queue of Kueue, by which the run waits."""
-    """Kueue's LocalQueue."""
+    """The LocalQueue of Kueue in which the run waits."""
     volumes: dict[Absolute, Volume] = Field(default_factory=dict)
-    """Where the folders lie that the rest of the file names: {claim: NAME} or {host_path: /mnt}."""
+    """The volume of each folder in the run file: {claim: NAME} or {host_path: /mnt}."""
     secrets: dict[
         Variable, Annotated[Text, Regex(r"[a-z0-9][a-z0-9.-]*/[\w.-]+", "wandb/api-key")]
     ] = Field(default_factory=dict)
-    """Variables, each with a Secret and its key: wandb/api-key."""
+    """Variables of the program. The value names a Secret and its key: wandb/api-key."""
     gpu: Line = "nvidia.com/gpu"
-    """What the cluster calls a GPU."""
+    """The name of the cluster's resource for GPUs."""
     resources: dict[Line, Line | Positive] = Field(default_factory=dict)
-    """Further limits of a node: rdma/ib."""
+    """Further resources of each node: {rdma/ib: 8}."""
     per_gpu: dict[Line, Quantity] = Field(default_factory=dict)
-    """Requested with each GPU: cpu, memory."""
+    """CPUs and memory to request for each GPU: {cpu: 12, memory: 180Gi}."""
     exclude: ExcludedHosts | None = None
-    """Names of nodes to leave out; `auto` for those that failed before."""
+    """Names of nodes to leave out; `auto` leaves out nodes that failed before."""
     pod: dict[Text, Any] = Field(default_factory=dict)
-    """Laid over the pod's template: metadata and spec."""
+    """Changes to the pod's template, in its `metadata` and `spec`."""
     restarts: Whole = 0
-    """How often the cluster starts a run that failed again."""
+    """How often the cluster restarts a failed run."""
 
     @model_validator(mode="after")
     def _one_place(self) -> Kubernetes:

@@ -160,22 +160,22 @@ class Parallel(Strict):
 
 
 class Data(Strict):
-    """What is trained on."""
+    """The training data."""
 
     path: Prefixes | None = None
-    """The prefix of a .bin and .idx, or weights and prefixes: [0.3, /data/a, 0.7, /data/b]."""
+    """A path without .bin and .idx; or weights and paths: [0.3, /data/a, 0.7, /data/b]."""
     text: Texts | None = None
-    """Files of text to tokenize before the start, in any format of `data tokenize`."""
+    """Text files to tokenize before the start, in any format of `data tokenize`."""
     text_key: Text | None = None
-    """The key or column with the text."""
+    """The JSON key or the column that contains the text; by default `text`."""
     mock: Flag = False
-    """Train on made-up tokens where no path is given."""
+    """Train on made-up tokens, if `path` isn't given."""
     split: Shares | None = None
     """Shares of training, validation and test documents: "949,50,1" or a list."""
     cache: Text | None = None
-    """A folder for Megatron's index of the data; else one in the launcher's cache."""
+    """The folder for Megatron's index of the data; by default in the launcher's cache."""
     vocab_size: Positive | None = None
-    """Includes the end-of-document token."""
+    """The size of the vocabulary, with the end-of-document token."""
     vocab_file: Text | None = None
     merge_file: Text | None = None
     tokenizer_type: Text | None = None
@@ -184,20 +184,20 @@ class Data(Strict):
 
 
 class Checkpoint(Strict):
-    """Where checkpoints go and come from: folders, from where the launcher is started."""
+    """The folders that checkpoints are saved to and loaded from."""
 
     save: Text | None = None
-    """The folder to save to; made where it is missing."""
+    """The folder to save to. A missing folder is made."""
     load: Text | None = None
-    """The folder to continue from: the same one, or another."""
+    """The folder whose newest complete checkpoint the run loads."""
     save_interval: Positive | None = None
-    """Iterations between saves."""
+    """The number of iterations between two saves."""
     keep: Positive | None = None
-    """How many complete checkpoints stay, the newest."""
+    """The number of newest complete checkpoints to keep. Older ones are removed."""
     save_overwrite: Flag | None = None
-    """Save among another run's checkpoints, over those of an equal iteration."""
+    """Save to a folder with another run's checkpoints, and replace those of the same iteration."""
     exit_signal_handler: Flag | None = None
-    """Save when the run is asked to stop; true wherever there is a `save`."""
+    """Save a checkpoint when the run is asked to stop. With `save`, this is true by default."""
     no_load_optim: Flag | None = None
     no_load_rng: Flag | None = None
     finetune: Flag | None = None
@@ -230,32 +230,32 @@ class MountSpec(Strict):
 
 
 class Resources(Strict):
-    """What the container is given; the defaults are what NVIDIA's images ask for."""
+    """Memory, limits, network, devices and user of the container."""
 
     ipc: Literal["host", "private", "shareable"] | None = None
-    """`host` for several processes with GPUs, else `private` with 8 GiB; or `shareable`."""
+    """IPC: `host`, `private`, `shareable`. By default `host` with several GPUs, else `private`."""
     shm_size: Size | None = None
-    """The size of /dev/shm where `ipc: private` is given: 16g; else the engine's 64 MiB."""
+    """The size of /dev/shm, such as 16g, if you set `ipc: private` (default then: 64 MiB)."""
     memory: Size | None = None
-    """The container's limit: 64g. A run that reaches it ends with 137."""
+    """The container's memory limit: 64g. A run that reaches it ends with exit code 137."""
     ulimits: dict[Text, Annotated[int, Field(strict=True, ge=-1)]] | None = None
-    """Replaces `memlock: -1` (with GPUs) and `stack: 67108864`."""
+    """Limits of processes, in place of `memlock: -1` (with GPUs) and `stack: 67108864`."""
     network: Text | None = None
-    """The engine's own by default, `host` with several nodes; or `none`."""
+    """A network of the engine, `host` or `none`. By default `host` with several machines."""
     devices: list[Device] | None = None
-    """Not given: InfiniBand's (/dev/infiniband) for several nodes, where a node has them."""
+    """Devices to add. By default /dev/infiniband, if the run has several nodes."""
     cap_add: list[Annotated[Text, Regex("[A-Z_]+", "a capability: IPC_LOCK")]] = Field(
         default_factory=list
     )
-    """Linux capabilities to add: IPC_LOCK."""
+    """Linux capabilities to add, such as IPC_LOCK."""
     user: Annotated[Text, Regex(r"\d+(:\d+)?|auto|image", "auto, image or 1000:1000")] = "auto"
-    """`auto` is you, under sudo the caller; `image`, or 1000:1000."""
+    """`auto` (you, or the user who called sudo), `image` (the image's user), or 1000:1000."""
     no_new_privileges: Flag = True
-    """No setuid program gives anybody new rights."""
+    """Setuid programs in the container give no new rights."""
     workdir: Text | None = None
-    """A folder to work in, mounted at /work; else that is /tmp."""
+    """A folder, mounted at /work, in which the program starts. By default, it starts in /tmp."""
     stop_grace: Whole = 600
-    """Seconds between the request to stop and the kill."""
+    """Seconds between the request to stop and SIGKILL."""
 
     @model_validator(mode="after")
     def _shared_memory(self) -> Resources:
@@ -268,17 +268,17 @@ class Nodes(Strict):
     """Several machines: this one's number, and where the first one is reached."""
 
     count: Positive = 1
-    """How many machines; `nodes: 16` is short for it."""
+    """The number of nodes (machines). `nodes: 16` is short for `nodes: {count: 16}`."""
     min: Positive | None = None
-    """The fewest nodes that the run may start or go on with, where some don't come."""
+    """If nodes are missing, the run starts or continues with at least this many."""
     spare: Whole = 0
-    """Extra nodes to ask Slurm for, in place of nodes that fail the checks before the start."""
+    """Nodes to ask Slurm for in addition. They replace nodes that fail the checks at the start."""
     rank: Whole = 0
-    """This machine's number, 0 the first."""
+    """The number of this node. The first node has 0."""
     master_addr: Text | None = None
-    """The first node's address."""
+    """The address of the first node."""
     master_port: Annotated[int, Field(strict=True, gt=0, lt=65536)] = 29500
-    """Where it listens."""
+    """The port on which the first node listens."""
 
     @model_validator(mode="before")
     @classmethod
@@ -301,26 +301,26 @@ class Watchdog(Strict):
     """What is done about a run that writes nothing."""
 
     timeout: Whole = 1800
-    """Seconds without output before the ranks are asked where they are; 0 is never."""
+    """Seconds without output after which the launcher reads the ranks' stacks; 0: never."""
     action: Literal["keep", "end"] = "keep"
-    """What happens then: nothing more, or the run is ended."""
+    """After reading the stacks: `keep` lets the run go on, `end` ends it."""
 
 
 class Guard(Strict):
     """What is done where numbers go wrong: a warning, an end, or back to a checkpoint."""
 
     on_nan: Literal["ignore", "warn", "end", "rewind"] = "warn"
-    """A loss or a gradient's norm that is NaN or infinite."""
+    """What to do if a loss or gradient norm is NaN: ignore, warn, end or rewind."""
     on_spike: Literal["ignore", "warn", "end", "rewind"] = "warn"
-    """A loss or a norm far above the last lines of the log."""
+    """What to do if a loss or gradient norm rises suddenly: ignore, warn, end or rewind."""
     on_flat: Literal["ignore", "warn", "end"] = "warn"
-    """A loss that doesn't change."""
+    """What to do if the loss doesn't change: ignore, warn or end."""
     window: Annotated[int, Field(strict=True, ge=20, le=10_000)] = 50
-    """Lines of the log that a number is compared with."""
+    """The number of earlier log lines with which a loss or norm is compared."""
     threshold: NotNegative = 8.0
-    """Deviations above them that make a spike."""
+    """A spike is more than this many deviations above the median of `window` lines."""
     max_rewinds: Whole = 3
-    """How often the run may go back to a checkpoint."""
+    """How often the run may be rewound. After that, it is ended."""
 
     @property
     def goes_back(self) -> bool:
@@ -332,13 +332,13 @@ class Profile(Strict):
     """Steps that are traced, and by which tool."""
 
     steps: Steps
-    """The first and the last step, as the log counts them: 10-12."""
+    """The first and the last iteration to trace: 10-12."""
     tool: Literal["torch", "nsys"] = "torch"
-    """torch's profiler, or NVIDIA's nsys."""
+    """`torch` (torch's profiler) or `nsys` (NVIDIA's Nsight Systems)."""
     ranks: Annotated[list[Whole], Field(min_length=1)] = Field(default_factory=lambda: [0])
-    """Whose steps."""
+    """The ranks (processes) to trace."""
     folder: Text | None = None
-    """Where traces go; else the run's own folder."""
+    """The folder for traces; by default in the run's record."""
 
     @property
     def first(self) -> int:
@@ -352,7 +352,7 @@ class Profile(Strict):
 
 
 class RunConfig(Strict):
-    """A run file; plan/json_schema.py describes its keys."""
+    """A run file; tools/json_schema.py describes its keys."""
 
     name: Name
     image: ImageRequest

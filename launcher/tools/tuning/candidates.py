@@ -96,12 +96,12 @@ class Space:
         on_gpus, upstream = self.config.gpus != "0", self.config.program == UPSTREAM
         world = self.processes * self.config.nodes.count
         found: dict[str, list[Changes]] = {
-            "loader": [{}, {WORKERS: 4}] if on_gpus else [],  # for which nothing is compiled anew
             "precision": list(self._precisions()),
             "micro-batch": list(self._micro_batches()),
             "layout": list(self._layouts(world)),
             "recomputing": self._recomputing(upstream),
             "data parallelism": self._sharing() if world > 1 else [],
+            "loader": [{}, {WORKERS: 4}] if on_gpus else [],  # for which nothing is compiled anew
             "fast path": [{NO_FAST: None}, {NO_FAST: True}] if on_gpus and not upstream else [],
             "kernels": self._kernels() if on_gpus and not upstream else [],
             "fusions": self._fusions() if on_gpus and upstream else [],

@@ -36,18 +36,19 @@ class Measurement:
 
 
 Measure = Callable[[Setting], Measurement | None]
-"""Measures a setting, or knows what it took; None where there is no more time."""
+"""Measures a setting, or knows what it took; None where there is no more time for it."""
 
 Predicted = Callable[[Setting], float | None]
 """ms that a setting should take; None where that isn't known."""
 
 
 class SearchOver(Exception):
-    """Raised to end the search: its time is over, or more settings would show nothing new."""
+    """Raised to end the search: more settings would show nothing new."""
 
 
 class Search:
-    """A search in a space of settings; `tried` has all that were measured, in their order."""
+    """A search in a space of settings; `tried` has all that were measured, in their order, `left`
+    those for which there was no time: another one, for which nothing is compiled, may take less."""
 
     def __init__(
         self, space: Space, predicted: Predicted, measure: Measure, names: Sequence[str] = ()
@@ -57,6 +58,7 @@ class Search:
         axes = space.axes().items()
         self.axes = {name: values for name, values in axes if name in names or not names}
         self.tried: dict[Setting, Measurement] = {}
+        self.left: list[Setting] = []
         self.best: Measurement | None = None
         self.alike = False  # what ended all that was tried
 
@@ -76,11 +78,12 @@ class Search:
 
     def _take(self, setting: Setting) -> bool:
         """Measure a setting that wasn't yet; whether it is the best so far. Raises `SearchOver`."""
-        if setting in self.tried:
+        if setting in self.tried or setting in self.left:
             return False
         found = self.measure(setting)
         if found is None:
-            raise SearchOver
+            self.left.append(setting)
+            return False
         self.tried[setting] = found
         least = self.best.ms * FASTER if self.best and self.best.ms else float("inf")
         better = found.ms is not None and found.ms < least
@@ -103,7 +106,8 @@ class Search:
             if self.predicted(setting) is None:
                 return
             self._take(setting)
-            if self.tried[setting].ms is not None:
+            ran = self.tried.get(setting)
+            if ran is None or ran.ms is not None:
                 return
 
     def _rank(self, setting: Setting) -> tuple[float, int]:

@@ -194,7 +194,7 @@ def tune(
     name = _name(asked, chosen, wanted, ground)
     if wanted.fresh and (record.folder(name) / measure.MEASUREMENTS).exists():
         record.put_bytes(name, measure.MEASUREMENTS, b"")
-    progress.step("how fast the card is")
+    progress.step("measuring the rates of the GPU or CPU")
     precision = predict.precision(space.config)
     rates = measure.rates(chosen, space.config, precision)
     card = _card(ground.gpu, precision, rates)
@@ -279,6 +279,10 @@ def _told(
     was = f"{given.ms:.1f} ms as given" if given.ms else f"as given: {given.why}"
     times = f", {given.ms / best.ms:.1f} times as fast" if given.ms else ""
     yield f"{best.ms:.1f} ms a step, {was}{times}: {best.setting}"
+    for left in search.left:
+        now, then = search.predicted(best.setting), search.predicted(left)
+        foreseen = f"; it should take {then / now:.2f} times as long" if now and then else ""
+        yield f"no time was left to measure {left}{foreseen}"
     config, where = ground.space.of(best.setting), ground.space.where(best.setting)
     size = model_size.shape(config.program, values_of(config, where))
     if size and isinstance(rates, dict) and config.training.global_batch_size:

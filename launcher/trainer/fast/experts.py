@@ -79,12 +79,17 @@ class ExpertRanks:
             return [None] * len(weights)
         return list(made.unbind(0))[:: -1 if backwards else 1]
 
-    def scattered(self, x: Tensor, boxed: bool = True) -> Callable[[], Tensor]:
+    def collected(self, y: Tensor, rows: Rows) -> Callable[[], Tensor]:
+        """Of the experts' rows y, each of this rank's tokens' sum over all ranks, [n, h], once that
+        is asked for."""
+        if self.boxes:
+            return self.boxes.summed(lambda each: kernels.collect(y, each, rows.ends), rows.places)
+        return self.scattered(kernels.collect(y, rows.places, rows.ends))
+
+    def scattered(self, x: Tensor) -> Callable[[], Tensor]:
         """[ranks × n, …] to this rank's [n, …] of the sum over all, once that is asked for."""
         if self.size == 1:
             return lambda: x
-        if self.boxes and boxed:
-            return self.boxes.scattered(x)
         mine = x.new_empty(x.shape[0] // self.size, *x.shape[1:])
         given = {"group": self.group, "async_op": True}
         begun = torch.distributed.reduce_scatter_tensor(mine, x.contiguous(), **given)
@@ -115,21 +120,30 @@ class Boxes:
             theirs[self.peer.rank].copy_(x)
             mine[self.peer.rank].copy_(x)
             self.peer.meet()
-        return lambda: self._joined(mine, x).flatten(0, 1)
+        return self._joined(mine.flatten(0, 1), x)
 
-    def scattered(self, x: Tensor) -> Callable[[], Tensor]:
-        """As `ExpertRanks.scattered`."""
-        parts = x.unflatten(0, (2, -1))
-        mine, theirs = self._pair("sums", parts[0])
+    def summed(self, make: Callable[[Tensor], Tensor], places: Tensor) -> Callable[[], Tensor]:
+        """The sum of what both ranks make of the places of this rank's tokens, once that is asked
+        for; what is made for the other rank's is sent while its own are."""
+        halves = places.unflatten(0, (2, -1))
+        sent = make(halves[1 - self.peer.rank])
+        mine, theirs = self._pair("sums", sent)
         with self.peer.beside():
-            theirs.copy_(parts[1 - self.peer.rank])
+            theirs.copy_(sent)
             self.peer.meet()
-        return lambda: parts[self.peer.rank] + self._joined(mine, x)
+        own, joined = make(halves[self.peer.rank]), self._joined(mine, sent)
+        return lambda: own + joined()
 
-    def _joined(self, box: Tensor, _: Tensor) -> Tensor:
-        """The box, once it is full; until then what was sent may not be let go."""
-        self.peer.join()
-        return box
+    def _joined(self, box: Tensor, sent: Tensor) -> Callable[[], Tensor]:
+        """What gives the box once it is full, and holds what was sent until then."""
+        held = [sent]
+
+        def wait() -> Tensor:
+            self.peer.join()
+            held.clear()
+            return box
+
+        return wait
 
 
 def _ended(begun: Any, made: Tensor) -> Callable[[], Tensor]:
@@ -242,7 +256,7 @@ class Experts(torch.autograd.Function):
         y = product(y, second.mT, rows.ends)
         ctx.save_for_backward(x, gates, factors, *weights)
         ctx.rest = rows, ranks
-        return ranks.scattered(kernels.collect(y, rows.places, rows.ends))()
+        return ranks.collected(y, rows)()
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
@@ -255,9 +269,8 @@ class Experts(torch.autograd.Function):
         of_y = kernels.spread(of_y(), rows.tokens, ends)
         slopes = product(of_y, second, ends)
         of_gates, of_factors, y = kernels.swiglu_back(gates, factors, slopes, ends)
-        of_x = kernels.collect(product(of_gates, first, ends), rows.places, ends)
-        of_x = ranks.scattered(of_x)
-        of_probs = ranks.scattered(rows.to_choices(of_factors), boxed=False)
+        of_x = ranks.collected(product(of_gates, first, ends), rows)
+        of_probs = ranks.scattered(rows.to_choices(of_factors))
         half = len(weights) // 2
         each = ranks.gradients(weights[half:], outer(of_y, y, ends), backwards)
         each = ranks.gradients(weights[:half], outer(of_gates, x, ends), backwards) + each

@@ -44,8 +44,8 @@ class Path:
 
     `compiled` is "whole" for the model and its loss as one, "kernels" where the layers are Triton's
     (`block`), "layers" for each for itself, or "". `optimizer` is "whole" where each replica
-    steps all, "shared" for its share of it, or ""; `symmetric` where two replicas use each other's
-    memory.
+    steps all, "shared" for its share of it, or ""; `symmetric` where two replicas, or two ranks
+    of experts, use each other's memory.
     """
 
     optimizer: str

@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from launcher.trainer.gpt import measurements
+
 
 class Peer:
     """Tensors that lie alike in two ranks' GPUs. Its calls are both ranks', in the same order."""
@@ -43,6 +45,7 @@ class Peer:
         torch.cuda.empty_cache()  # this comes from the driver, not of what torch keeps from a step
         mine = symmetric.empty(like.shape, dtype=like.dtype, device=like.device)
         self.handle = symmetric.rendezvous(mine, self.group)
+        measurements.symmetric.append(mine.nbytes)
         return mine, self.handle.get_buffer(1 - self.rank, mine.shape, mine.dtype)
 
     def lay(self, flat: torch.Tensor, parts: Iterable[Any]) -> tuple[torch.Tensor, torch.Tensor]:

@@ -62,6 +62,8 @@ class FastTrainer(Trainer):
             if ranks := self.gpt.expert_ranks:
                 ranks.put = self.gathered.put
                 ranks.reach()
+                reached = self.path.symmetric or bool(ranks.boxes)
+                self.path = replace(self.path, symmetric=reached)
         return made
 
     def _reach(self, gathered: GatheredGradients) -> fast.Path:

@@ -7,7 +7,6 @@ import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from importlib.util import find_spec
 from typing import NoReturn
 
@@ -61,6 +60,8 @@ class OptionParser(argparse.ArgumentParser):
         arguments, unknown = self.parse_known_args(argv)
         if unknown:
             name = unknown[0].partition("=")[0]  # the value may be a secret
+            from difflib import get_close_matches
+
             close = get_close_matches(name, self._option_string_actions, n=1)
             hint = f"; did you mean {close[0]}?" if close else ""
             raise OptionError(f"unknown argument {name}{hint}")
@@ -86,29 +87,30 @@ def parser(
     add("--num-layers", type=int, required=True)
     add("--hidden-size", type=int, required=True)
     add("--num-attention-heads", type=int, required=True)
-    add("--ffn-hidden-size", type=int, help="4 × hidden size if not given, 8/3 with --swiglu")
-    add("--group-query-attention", action="store_true", help="given by --num-query-groups too")
-    add("--num-query-groups", type=int, help="keys and values for so many groups of heads")
-    add("--kv-channels", type=int, help="a head's width; hidden size / heads if not given")
+    add("--ffn-hidden-size", type=int, help="by default 4 × hidden size, or 8/3 × with --swiglu")
+    add("--group-query-attention", action="store_true", help="heads share keys and values")
+    add("--num-query-groups", type=int, help="groups of heads that share keys and values")
+    add("--kv-channels", type=int, help="width of a head, by default hidden size / heads")
     add("--seq-length", type=int, required=True)
-    add("--max-position-embeddings", type=int, help="the sequence length where not given")
-    add("--vocab-size", type=int, required=True, help="before padding")
-    add("--make-vocab-size-divisible-by", type=int, default=128, help="times TP")
+    add("--max-position-embeddings", type=int, help="by default the sequence length")
+    add("--vocab-size", type=int, required=True, help="size before padding")
+    padding = "pad the vocabulary to a multiple of this × TP"
+    add("--make-vocab-size-divisible-by", type=int, default=128, help=padding)
     positions = ("learned_absolute", "rope")
     add("--position-embedding-type", choices=positions, default=positions[0])
     add("--rotary-base", type=int, default=10000)
     add("--rotary-percent", type=float, default=1.0)
-    add("--use-rope-scaling", action="store_true", help="of RoPE's frequencies, as Llama 3.1's")
+    add("--use-rope-scaling", action="store_true", help="scale RoPE's frequencies, as Llama 3.1")
     add("--rope-scaling-factor", type=float, default=8.0)
     add("--normalization", choices=("LayerNorm", "RMSNorm"), default="LayerNorm")
     add("--norm-epsilon", type=float, default=1e-5)
     add("--qk-layernorm", action="store_true", help="normalise each head's query and key")
     add("--swiglu", action="store_true")
     add("--squared-relu", action="store_true")
-    add("--openai-gelu", action="store_true", help="GELU by tanh, as published GPT-2s have it")
+    add("--openai-gelu", action="store_true", help="compute GELU by tanh, as OpenAI's GPT-2")
     add("--disable-bias-linear", action="store_true")
-    add("--add-qkv-bias", action="store_true", help="biases of q, k and v, as Qwen 2")
-    add("--window-size", type=window, help="LEFT,0: attend to LEFT tokens before, as Mistral")
+    add("--add-qkv-bias", action="store_true", help="add biases to q, k and v, as Qwen 2")
+    add("--window-size", type=window, help="LEFT,0: attend to the LEFT tokens before, as Mistral")
     add("--untie-embeddings-and-output-weights", action="store_true")
     add("--init-method-std", type=float, default=0.02)
     add("--hidden-dropout", type=float, default=0.1)
@@ -116,27 +118,27 @@ def parser(
     add("--transformer-impl", choices=("auto", "local", "transformer_engine"), default="auto")
     add("--bias-fusion", action="store_true", help="compile bias + GELU and bias + dropout")
     add("--cross-entropy-loss-fusion", action="store_true", help="compile the loss")
-    add("--use-cpu-initialization", action="store_true", help="same weights for every TP size")
-    add("--no-fast", action="store_true", help="no compiler, CUDA graph or optimizer of our own")
+    add("--use-cpu-initialization", action="store_true", help="the same weights for every TP size")
+    add("--no-fast", action="store_true", help="train without the fast path")
     add = made.add_argument_group("mixture of experts").add_argument
-    add("--num-experts", type=int, help="in each layer")
+    add("--num-experts", type=int, help="experts in each layer")
     add("--moe-router-topk", type=int, default=2)
-    add("--moe-ffn-hidden-size", type=int, help="an expert's; --ffn-hidden-size if not given")
-    add("--moe-shared-expert-intermediate-size", type=int, help="of the experts for all tokens")
-    add("--moe-shared-expert-gate", action="store_true", help="a gate for them, as in Qwen 2")
+    add("--moe-ffn-hidden-size", type=int, help="an expert's width, by default --ffn-hidden-size")
+    add("--moe-shared-expert-intermediate-size", type=int, help="width of the shared experts")
+    add("--moe-shared-expert-gate", action="store_true", help="gate the shared experts, as Qwen 2")
     add("--moe-router-score-function", choices=("softmax", "sigmoid"), default="softmax")
-    add("--moe-router-pre-softmax", action="store_true", help="before the choice, not after")
+    add("--moe-router-pre-softmax", action="store_true", help="softmax before experts are chosen")
     balances = ("aux_loss", "seq_aux_loss", "sinkhorn", "none")
     add("--moe-router-load-balancing-type", choices=balances, default="aux_loss")
     add("--moe-aux-loss-coeff", type=float, default=0.0)
     add("--moe-z-loss-coeff", type=float)
-    add("--moe-grouped-gemm", action="store_true", help="all experts in one product")
+    add("--moe-grouped-gemm", action="store_true", help="compute all experts in one product")
     dispatchers = ("allgather", "alltoall")
     add("--moe-token-dispatcher-type", choices=dispatchers, default="allgather")
     add = made.add_argument_group("parallelism").add_argument
     add("--tensor-model-parallel-size", type=int, default=1)
     add("--pipeline-model-parallel-size", type=int, default=1)
-    add("--num-layers-per-virtual-pipeline-stage", type=int, help="interleaves the stages")
+    add("--num-layers-per-virtual-pipeline-stage", type=int, help="layers in each interleaved part")
     add("--context-parallel-size", type=int, default=1)
     add("--expert-model-parallel-size", type=int, default=1)
     add("--sequence-parallel", action="store_true")
@@ -145,21 +147,21 @@ def parser(
     add("--distributed-timeout-minutes", type=int, default=10)
     add = made.add_argument_group("training").add_argument
     add("--micro-batch-size", type=int, required=True)
-    add("--global-batch-size", type=int, help="micro-batch × data-parallel size if not given")
+    add("--global-batch-size", type=int, help="by default micro-batch × replicas")
     add("--train-iters", type=int, required=True)
     add("--seed", type=int, default=1234)
-    add("--recompute-granularity", choices=("full",), help="whole layers, in the backward pass")
-    add("--recompute-method", choices=("uniform", "block"), help="in groups, or a stage's first")
-    add("--recompute-num-layers", type=int, help="of a group, or how many first layers")
-    passed = "iterations whose batches are passed over, 1 the first"
+    add("--recompute-granularity", choices=("full",), help="recompute whole layers")
+    which = "recompute all layers in groups (uniform), or the first layers of a stage (block)"
+    add("--recompute-method", choices=("uniform", "block"), help=which)
+    add("--recompute-num-layers", type=int, help="layers in a group, or first layers of a stage")
+    passed = "iterations whose batches are left out, counted from 1"
     add("--iterations-to-skip", type=int, nargs="+", default=[], help=passed)
     add("--log-interval", type=int, default=100)
     add("--eval-interval", type=int, default=1000)
     add("--eval-iters", type=int, default=100)
-    add("--exit-interval", type=int, help="stop after the next multiple of this iteration")
-    add("--exit-signal-handler", action="store_true", help="on SIGTERM save and exit 0")
-    agree = "iterations between checks that replicated parameters agree; "
-    agree += "always checked at saves and at the end"
+    add("--exit-interval", type=int, help="stop at the next multiple of this iteration")
+    add("--exit-signal-handler", action="store_true", help="on SIGTERM, save and exit with 0")
+    agree = "iterations between replica checks (0: only at saves and at the end)"
     add("--check-replicas-interval", type=int, default=0, help=agree)
     add = made.add_argument_group("optimizer").add_argument
     add("--weight-decay", type=float, default=0.01)
@@ -171,49 +173,49 @@ def parser(
     add("--lr", type=float, required=True)
     add("--min-lr", type=float, default=0.0)
     add("--lr-decay-style", choices=("constant", "linear", "cosine"), default="linear")
-    add("--lr-decay-iters", type=int, help="the training iterations where not given")
+    add("--lr-decay-iters", type=int, help="by default --train-iters")
     add("--lr-warmup-iters", type=int, default=0)
-    add("--lr-warmup-fraction", type=float, help="of the decay iterations")
+    add("--lr-warmup-fraction", type=float, help="warmup, as a fraction of the decay iterations")
     add = made.add_argument_group("precision").add_argument
     add("--fp16", action="store_true")
     add("--bf16", action="store_true")
     formats = ("e4m3", "hybrid")
-    add("--fp8-format", dest="fp8", choices=formats, help="of the layers' products")
+    add("--fp8-format", dest="fp8", choices=formats, help="FP8 for the layers' products")
     recipes = ("tensorwise", "delayed", "mxfp8", "blockwise")
     add("--fp8-recipe", choices=recipes, default="delayed", help="how FP8's scales are computed")
-    add("--loss-scale", type=float, help="a constant one, for fp16")
-    skips = "fp16's first; upstream's, 2**32, skips some 16 steps until it fits"
+    add("--loss-scale", type=float, help="a constant scale, for fp16")
+    skips = "scale of fp16's first step (upstream: 2**32)"
     add("--initial-loss-scale", type=float, default=2.0**16, help=skips)
     add("--min-loss-scale", type=float, default=1.0)
     add("--loss-scale-window", type=int, default=1000)
     add("--hysteresis", type=int, default=2)
     add = made.add_argument_group("data").add_argument
-    add("--mock-data", action="store_true", help="consecutive numbers, modulo the vocabulary")
-    add("--mock-samples", type=int, help="how many, repeated; else all differ")
-    add("--data-path", nargs="+", help="PREFIX of .bin and .idx, or WEIGHT PREFIX pairs")
-    add("--split", default="969,30,1", help="training, validation and test documents' shares")
-    add("--data-cache-path", help="where the sample index goes; beside the data if not given")
-    add("--eod-id", type=int, help="end of document; the vocabulary's last id if not given")
-    add("--num-workers", type=int, help="of the data loader; 2 on GPUs, 0 on the CPU")
+    add("--mock-data", action="store_true", help="train on consecutive numbers")
+    add("--mock-samples", type=int, help="repeat this many samples of mock data")
+    add("--data-path", nargs="+", help="a path without .bin and .idx, or pairs: weight, path")
+    add("--split", default="969,30,1", help="shares of training, validation and test")
+    add("--data-cache-path", help="folder for the sample index, by default beside the data")
+    add("--eod-id", type=int, help="end-of-document id, by default the vocabulary's last")
+    add("--num-workers", type=int, help="processes that read data (2 on GPUs, 0 on the CPU)")
     add = made.add_argument_group("checkpoints").add_argument
     add("--save")
     add("--load")
     add("--save-interval", type=int)
-    beside = "write them while training goes on, of a copy in the host's memory"
+    beside = "copy a checkpoint to the host's memory, and write it while training goes on"
     add("--async-save", action="store_true", help=beside)
     add = made.add_argument_group("TensorBoard and W&B").add_argument
-    add("--tensorboard-dir", help="a folder for TensorBoard's event files")
-    add("--tensorboard-log-interval", type=int, default=1, help="iterations; for W&B too")
-    add("--wandb-project", help="a project of Weights & Biases; the key is WANDB_API_KEY's")
-    add("--wandb-exp-name", help="the run's name there")
-    add("--wandb-save-dir", help="its files here; wandb/ in --save if not given")
+    add("--tensorboard-dir", help="folder for TensorBoard's event files")
+    add("--tensorboard-log-interval", type=int, default=1, help="iterations between values")
+    add("--wandb-project", help="project of Weights & Biases (key: WANDB_API_KEY)")
+    add("--wandb-exp-name", help="the run's name in W&B")
+    add("--wandb-save-dir", help="folder for W&B's files, by default wandb/ in --save")
     add = made.add_argument_group("measurements").add_argument
-    add("--memory-samples", help="a folder for rank-N.jsonl, samples of each rank's memory")
-    add("--memory-interval", type=float, default=1.0, help="seconds between them")
-    add("--performance-summary", help="a JSON file: steps, time, tokens/s, memory, loss, layout")
-    add("--profile-steps", type=int, nargs=2, help="the first and the last step to trace")
+    add("--memory-samples", help="folder for rank-N.jsonl: memory of each rank, over time")
+    add("--memory-interval", type=float, default=1.0, help="seconds between memory samples")
+    add("--performance-summary", help="JSON file for steps, time, memory, loss and layout")
+    add("--profile-steps", type=int, nargs=2, help="first and last iteration to trace")
     add("--profile-ranks", type=int, nargs="+", default=[0])
-    add("--profile-dir", help="a folder for rank-N.json.gz; else nsys traces the steps")
+    add("--profile-dir", help="folder for rank-N.json.gz (without it, nsys traces)")
     return made
 
 

@@ -33,6 +33,8 @@ MEGABYTE = 1024 * 1024
 SPLIT = ("tensor", "pipeline", "context", "expert", "data")
 STATM = Path("/proc/self/statm")  # proc(5): total and resident pages, …
 
+symmetric: list[int] = []  # bytes of tensors in such memory, which torch's allocator doesn't count
+
 
 def memory_line(iteration: int) -> str:
     """Upstream's line of this rank's GPU."""
@@ -53,7 +55,8 @@ def current(on_cpu: bool) -> dict[str, int]:
         return {"resident": pages * resource.getpagesize()}
     from torch import cuda
 
-    return {"allocated": cuda.memory_allocated(), "reserved": cuda.memory_reserved()}
+    held = {"allocated": cuda.memory_allocated(), "reserved": cuda.memory_reserved()}
+    return {kind: size + sum(symmetric) for kind, size in held.items()}
 
 
 def peak(on_cpu: bool) -> dict[str, int]:
@@ -62,7 +65,8 @@ def peak(on_cpu: bool) -> dict[str, int]:
         return {"resident": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}
     from torch import cuda
 
-    return {"allocated": cuda.max_memory_allocated(), "reserved": cuda.max_memory_reserved()}
+    held = {"allocated": cuda.max_memory_allocated(), "reserved": cuda.max_memory_reserved()}
+    return {kind: size + sum(symmetric) for kind, size in held.items()}
 
 
 def energy() -> float | None:

@@ -51,7 +51,7 @@ class Report:
         self.seconds: list[float] = []  # each step's, where they are asked for
         self.writes = bool(arguments.tensorboard_dir or arguments.wandb_project)
         self.writers: Writers | None = None
-        self.memory_told = bool(arguments.on_cpu)  # upstream reports a GPU's
+        self.most = 0  # bytes of a GPU's memory that the last line of it names
         self.meter = Meter()
         self.waits: Waits | None = None
 
@@ -111,16 +111,24 @@ class Report:
         _say_last(line)
         if self.writers:  # upstream's is in seconds
             self.writers.write({"iteration-time": milliseconds / 1000.0}, iteration)
-        if not self.memory_told and progress.steps:  # the optimizer has made its state
-            self.memory_told = True
-            if parallel_state.get_data_parallel_rank() == 0:  # as upstream has it
-                print(measurements.memory_line(iteration), flush=True)
+        if progress.steps and not self.most:  # the optimizer has made its state
+            self._log_memory(iteration)
         self.meter = Meter()
         if self.waits:
             self.waits.seconds = 0.0
 
+    def _log_memory(self, iteration: int) -> None:
+        """A GPU's line, where it has needed more than the last one says; as upstream's, on some."""
+        on_cpu = bool(self.arguments.on_cpu)
+        most = 0 if on_cpu else measurements.peak(on_cpu)["allocated"]
+        if most > self.most and parallel_state.get_data_parallel_rank() == 0:
+            print(measurements.memory_line(iteration), flush=True)
+        self.most = max(self.most, most)
+
     def validation(self, progress: TrainingProgress, meter: Meter) -> None:
         """An evaluation's line."""
+        if self.most:
+            self._log_memory(progress.iteration)
         if not parallel_state.is_pipeline_last_stage(ignore_virtual=True):
             return
         loss = mean_over_data(torch.as_tensor(meter.loss)) / meter.advanced

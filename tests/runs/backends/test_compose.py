@@ -13,10 +13,11 @@ import yaml
 from launcher.base.errors import UsageError
 from launcher.images.matrix import dockerfile
 from launcher.images.matrix.matrix_file import load_matrix
-from launcher.runs.backends.compose import compose_examples, compose_request
+from launcher.runs.backends.compose import compose_request
 from launcher.runs.plan.mounts import Mount
 from launcher.runs.plan.plan import Plan
 from launcher.runs.runfile.values import Gpus, parse_gpus, split
+from launcher.tools import compose_examples
 
 from .test_docker import SECRET, kept, with_secrets
 

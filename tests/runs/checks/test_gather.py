@@ -31,13 +31,10 @@ class Api:
 
     def __init__(self, info: dict[str, Any], path: str = "/nowhere.sock") -> None:
         self.told = {"Name": HERE, "ServerVersion": "27.0"} | info
-        self.socket_path = path
+        self.host = f"unix://{path}"
 
     def info(self) -> dict[str, Any]:
         return self.told
-
-    def get_adapter(self, url: str) -> Any:
-        return self
 
 
 @pytest.fixture

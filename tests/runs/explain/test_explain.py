@@ -180,6 +180,63 @@ def test_who_called_a_package_is_told() -> None:
     assert found.lines[2].startswith("first step: ")
 
 
+def test_a_traceback_that_is_cut_off_is_a_place() -> None:
+    """An excerpt that ended before the exception's own line had no line like a cause at all."""
+    found = failures.explain([f"{OWN}    raise GizmoError(text)".encode()]).first
+    assert found
+    assert found.failure.name.startswith("raised by turn of home/x/train.py, line 9 ")
+    assert found.said
+    assert found.said.text == "raise GizmoError(text)"
+    ignored = f"Exception ignored in: <function x>\n{OWN}OSError: upside down"
+    assert failures.explain([ignored.encode()]).first is None
+
+
+@pytest.mark.parametrize(
+    ("frames", "where"),
+    [
+        (["==== backtrace ====", " 0  /l/libucs.so.0(ucs_handle_error+0x73) [0x7f]",
+          " 1  /l/libuct.so.0(+0xf4) [0x7f]", " 2  /l/libuct.so.0(uct_turn+0xf4) [0x7f]"],
+         "crashed in uct_turn of libuct.so.0"),
+        ([" 0 0x000000000004a9d5 uct_turn()  /src/mm_ep.c:230"], "crashed in uct_turn of mm_ep.c"),
+        (["    @     0x7fa86e496801 abort", "    @     0x7fa86f6f97b5 gizmo::Turn()"],
+         "crashed in gizmo::Turn"),
+    ],
+)  # fmt: skip
+def test_a_crash_has_the_function_that_it_was_in(frames: list[str], where: str) -> None:
+    """Only the signal was quoted, and whose code it was in stood in the lines after it."""
+    log = ["[n1:7 :0:7] Caught signal 11 (Segmentation fault)", *frames]
+    found = failures.explain(["\n".join(log).encode()])
+    assert found.signs[0].said
+    assert found.signs[0].said.raised_by == where
+    loud = "[n1:8 :0:8]       mm_ep.c:231  Fatal: Failed to attach the gizmo"
+    assert failures.explain(["\n".join([*log, loud]).encode()]).lines[-2:] == [
+        "lines that may say why:",
+        f"  line {len(log) + 1}: {loud}",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("line", "name"),
+    [
+        ("wandb: Network error (ReadTimeout), entering retry loop.",
+         "Weights & Biases: a connection over the network failed, or got no answer"),
+        ("n1:7:7 [0] misc/gizmo.cc:9 NCCL WARN Call to gizmo failed: Permission denied",
+         "NCCL: something isn't permitted to this user"),
+        ("/opt/bin/luajit: File.lua:210: write error: wrote 3 blocks instead of 4",
+         "luajit: a file couldn't be written whole"),
+        ("ImportError: cannot import name 'Gizmo'",
+         "the program: a name isn't in the module that it is imported from"),
+        ("n1:7:7 [0] NCCL INFO NET/Plugin: Failed to find ncclNetPlugin_v5", ""),
+        ("gizmo: step failed\nwobble: step failed\nwidget: step failed", ""),
+        ("gizmo: step failed" + "\nstep" * 99, ""),
+    ],
+)  # fmt: skip
+def test_the_last_loud_line_of_a_tool_is_a_place(line: str, name: str) -> None:
+    """It was shown without a claim, or what a finished run had passed over was a place."""
+    found = failures.explain([line.encode()]).first
+    assert (found.failure.name if found else "") == name
+
+
 def test_a_summary_has_the_lines_that_may_say_why() -> None:
     """Only the line that sums up was quoted; what the tool had said before it wasn't."""
     log = ["helper: ERROR: the gizmo is upside down", "FATAL:   it can't go on"]

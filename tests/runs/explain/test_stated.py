@@ -122,7 +122,7 @@ def test_a_clue_names_its_causes_the_likeliest_first() -> None:
     text = SITE.format("verl/x.py") + "ModuleNotFoundError: No module named 'cv2'"
     lines = failures.explain([text.encode()]).lines
     assert lines[0].startswith("this points to: ")
-    assert lines[3] == "cure, the likeliest cause first:"
+    assert lines[3] == f"{failures.OPEN}:"
     assert "isn't installed" in lines[4]
 
 
@@ -199,7 +199,10 @@ def test_an_exception_without_its_message_is_quoted_with_it() -> None:
 def test_a_line_that_passes_on_a_warning_is_no_place() -> None:
     """Apptainer's `extract command failed: WARNING: ...` hid the error some lines below."""
     log = b"FATAL:   by turning x: gizmo failed: WARNING: no passwd\ngizmo: failed to turn\n"
-    assert failures.explain([log]).first is None
+    found = failures.explain([log]).first
+    assert found
+    assert found.said
+    assert found.said.text == "gizmo: failed to turn"
 
 
 @table("said", "step")

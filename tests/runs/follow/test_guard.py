@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from launcher.agent.checkpoints import folders, lineage
+from launcher.agent.checkpoints import completeness, folders, lineage
 from launcher.base.errors import UsageError
 from launcher.base.names import LABEL
 from launcher.runs.follow import guard
@@ -42,7 +42,7 @@ class Site:
     ended: threading.Event = field(default_factory=threading.Event)
 
     def saved(self, *iterations: int) -> None:
-        self.monkeypatch.setattr(folders.completeness, "problem", lambda path: "")
+        self.monkeypatch.setattr(completeness, "problem", lambda path: "")
         self.saves.mkdir()
         lineage.claim(self.saves, RUN, RUN)
         for iteration in iterations:

@@ -23,13 +23,13 @@ from launcher.runs.checks import auto, memory
 from launcher.runs.checks.machine import Gpu
 from launcher.runs.plan import model_size
 from launcher.runs.plan.image_facts import ImageFacts
-from launcher.runs.plan.json_schema import schema
 from launcher.runs.plan.layout import layout
 from launcher.runs.plan.plan import make_plan
 from launcher.runs.plan.render import values_of
 from launcher.runs.plan.resolved import resolve
 from launcher.runs.runfile import origins, values
 from launcher.runs.runfile.config import RunConfig
+from launcher.tools.json_schema import schema
 from tests.plans import HOST, STAMP, load
 from tests.tables import table
 from tools import extract

@@ -59,6 +59,18 @@ def run_of(
     return resolve(config, origin, ImageFacts(f"{release}.0", True, packages=known), HOST)
 
 
+def test_a_row_has_texts_alone() -> None:
+    """`values: [8]` or `values: muon` would need no package, and say nothing."""
+    for rule in needs.table():
+        several = [rule.values, rule.unless, rule.beside, rule.programs]
+        assert all(isinstance(each, list | tuple) for each in several)
+        words = [one for each in several for one in each]
+        words += [rule.option, rule.fact, rule.extras, rule.source, *rule.modules]
+        assert all(isinstance(one, str) for one in [*words, *rule.modules.values()])
+        assert rule.modules
+        assert rule.option or rule.programs
+
+
 def test_our_program_has_products_in_fp8_of_its_own(write: Callable[[str], str]) -> None:
     """It was refused on images without Transformer Engine, as upstream's programs are."""
     rule = NeedRule(programs=["gpt"], modules={}, source="none")

@@ -280,7 +280,7 @@ def test_the_first_of_two_owns_the_run_until_it_is_killed(kept: Path) -> None:
         holder.wait()
         with owner.following(kept.name) as mine:
             assert mine
-    (owner.settings().runs / "0b1b2c3d").mkdir()
+    (owner.runs_folder() / "0b1b2c3d").mkdir()
     assert not owner.stop_in_pause("0b1b2c3d")  # nobody waits there
     assert not owner.asked_to_stop("0b1b2c3d")
 
@@ -291,7 +291,7 @@ def test_one_that_starts_keeps_the_next_waiting(
     monkeypatch.setattr(owner, "PATIENCE", 0.2)
     began = []
     with owner.alone():
-        handle = os.open(owner.settings().runs / owner.STARTING, os.O_RDWR)
+        handle = os.open(owner.runs_folder() / owner.STARTING, os.O_RDWR)
         with pytest.raises(BlockingIOError):
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         with owner.alone():  # no longer than that

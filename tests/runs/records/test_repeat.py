@@ -21,7 +21,7 @@ from launcher import cli
 from launcher.agent.checkpoints.folders import CheckpointFolder
 from launcher.base import install
 from launcher.base.errors import EngineError, UsageError
-from launcher.base.settings import Settings, settings
+from launcher.base.settings import settings
 from launcher.cli import main
 from launcher.runs.follow.find import SilentBackends
 from launcher.runs.plan.image_facts import ImageFacts
@@ -223,10 +223,10 @@ def test_a_list_reads_little_of_large_files_and_looks_up_the_settings_once(
     for run in IDS:
         record.put(run, record.FACTS, facts | {"config": ["x"] * 100_000})
         (kept / run / record.METRICS).write_text(step * 10_000)
-    looked, parsed = list[Settings](), list[int]()
-    usual, load = settings(), json.loads
+    looked, parsed = list[Path](), list[int]()
+    usual, load = settings().runs, json.loads
     for module in (record, recorded_runs):
-        monkeypatch.setattr(module, "settings", lambda: (looked.append(usual), usual)[1])
+        monkeypatch.setattr(module, "runs_folder", lambda: (looked.append(usual), usual)[1])
     monkeypatch.setattr(json, "loads", lambda text: (parsed.append(len(text)), load(text))[1])
     before = bytes_read()
     found = known()

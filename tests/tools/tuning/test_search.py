@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from launcher.tools.tuning.candidates import MICRO, Setting
+from launcher.tools.tuning.candidates import MICRO, WORKERS, Setting
 from launcher.tools.tuning.search import Measurement, Search, as_line, of_lines
 from tests.tools.tuning.test_candidates import space
 
@@ -75,6 +75,21 @@ def test_the_time_ends_it_with_what_is_known() -> None:
     best = search(ran := Ran(most=1)).run()
     assert best
     assert (best.setting, len(ran.asked)) == (Setting(), 1)
+
+
+def test_what_takes_less_is_tried_where_no_time_is_left_for_more() -> None:
+    """The search ended with the first setting that would have compiled for too long."""
+    ran, given = Ran(), space("training.micro_batch_size=8", "training.global_batch_size=8")
+
+    def quick(setting: Setting) -> Measurement | None:
+        return None if MICRO in dict(setting.changes) else ran(setting)
+
+    found = Search(given, lambda _: 1.0, quick)
+    best = found.run()
+    assert best
+    assert best.setting in found.tried
+    assert {WORKERS} in [set(dict(setting.changes)) for setting in ran.asked]
+    assert [str(setting) for setting in found.left] == ["micro_batch_size 4"]
 
 
 @pytest.mark.parametrize(

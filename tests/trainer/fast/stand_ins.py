@@ -179,5 +179,5 @@ def here(rows: Any, ends: Any) -> Any:
 
 def install() -> None:
     """Before `block` and `experts` are imported."""
-    for name in ("layers", "tokens", "experts", "products"):
+    for name in ("layer_kernels", "tokens", "expert_kernels", "products"):
         sys.modules[f"launcher.trainer.fast.kernels.{name}"] = sys.modules[__name__]

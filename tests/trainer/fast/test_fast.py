@@ -415,6 +415,8 @@ EXPERTS = (*MIXTRAL.split(), *EXPERT.split(), "--init-method-std", "0.3")
                      id="experts-over-peer"),
         pytest.param("layers,peer", ("--bf16", *EXPERTS[:-2], SHARED), id="experts-over-shared",
                      marks=pytest.mark.long),
+        pytest.param("layers,peer", ("--bf16", *EXPERTS[:-2], "--micro-batch-size", "1"),
+                     id="experts-over-several", marks=pytest.mark.long),
         pytest.param("layers,peer", ("--bf16", *EXPERTS[:-2], *AGAIN.split()),
                      id="experts-over-recomputing", marks=pytest.mark.long),
         pytest.param("layers", (*EXPERTS[:-4], "--pipeline-model-parallel-size", "2"),

@@ -84,7 +84,7 @@ class ComposeJob(Group):
     def log(self, rank: int) -> str:
         try:
             told: bytes = self.api.logs(self.nodes[rank].handle, tail=LAST_LINES, timestamps=True)
-        except container.FAILURES:
+        except container.failures():
             return ""
         return told.decode(errors="replace")
 
@@ -177,7 +177,7 @@ def remove(api: APIClient, project: str) -> None:
         for network in api.networks(filters=filters):
             with suppress(NotFound):
                 api.remove_network(network["Id"])
-    except container.FAILURES as error:
+    except container.failures() as error:
         tell(
             f"something of the run is still there: {container.words_of(error)}; "
             f"docker compose --project-name {project} down"

@@ -33,19 +33,19 @@ if TYPE_CHECKING:
 
 def connect() -> DockerClient:
     """The engine. Raises EngineError where none answers."""
-    from launcher.images.engine.connect import connect as find
+    from launcher.images.engine.connect import connected
 
-    return find()
+    return connected()
 
 
 @contextmanager
 def _asking() -> Iterator[None]:
     """Raises EngineError where the engine doesn't answer, or refuses to."""
-    from launcher.runs.backends.container import FAILURES, words_of
+    from launcher.runs.backends.container import failures, words_of
 
     try:
         yield
-    except FAILURES as error:
+    except failures() as error:
         raise EngineError(f"the engine: {words_of(error)}") from error
 
 
@@ -83,22 +83,32 @@ class DockerBackend(Backend):
             return show(plan)
 
     def facts(self, image: str) -> ImageFacts | None:
-        from docker.errors import NotFound
-
         from launcher.base.settings import settings
         from launcher.images.builder import beside
+        from launcher.runs.backends.container import missing
 
         with _asking():
             try:
-                told = self.api.inspect_image(image)
-            except NotFound:
+                self._images.pop(image, None)
+                told = self.inspected(image)
+            except missing():
                 return None
         known = beside.packages(str(told["Id"]), settings())
         packages = None if known is None else frozenset(known)
         return replace(labelled(told["Config"].get("Labels") or {}), packages=packages)
 
+    @cached_property
+    def _images(self) -> dict[str, dict[str, Any]]:
+        return {}
+
+    def inspected(self, image: str) -> dict[str, Any]:
+        """What the engine says of an image; asked once for all that a start makes of it."""
+        return self._images.get(image) or self._images.setdefault(
+            image, self.api.inspect_image(image)
+        )
+
     def identity(self, image: str) -> Mapping[str, Any]:
-        told = self.api.inspect_image(image)
+        told = self.inspected(image)
         labels = told["Config"].get("Labels") or {}
         digests = sorted(told.get("RepoDigests") or [])
         return {"name": image, "id": told["Id"], "digests": digests, "labels": labels}

@@ -5,22 +5,19 @@ from __future__ import annotations
 import os
 import time
 from contextlib import suppress
-from typing import Any
-
-from docker.api import APIClient
-from docker.errors import APIError, DockerException, ImageNotFound, NotFound
-from requests.exceptions import RequestException
+from typing import TYPE_CHECKING, Any
 
 from launcher.agent.words import IMAGE
 from launcher.base.errors import EngineError
 from launcher.base.names import LABEL
 from launcher.runs import payload
 from launcher.runs.backends.container import (
-    FAILURES,
     PROJECT,
     DockerJob,
+    failures,
     is_conflict,
     listed,
+    missing,
     remove_container,
     start_error,
     with_memlock_if_allowed,
@@ -28,6 +25,9 @@ from launcher.runs.backends.container import (
 )
 from launcher.runs.backends.docker.docker_request import LOCAL, request
 from launcher.runs.plan.plan import Plan
+
+if TYPE_CHECKING:
+    from docker.api import APIClient
 
 ENFORCED = "/sys/fs/selinux/enforce"
 OUTPUT = {"stdout": 1, "stderr": 1, "stream": 1}
@@ -53,7 +53,7 @@ def _start(api: APIClient, plan: Plan, *, attach: bool) -> DockerJob:
         params = OUTPUT | ({"stdin": 1} if plan.tie else {})
         stream = api.attach_socket(container, params=params) if attach else None
         api.start(container)
-    except (DockerException, RequestException) as error:
+    except failures() as error:
         remove_container(api, container)
         raise start_error(error, plan) from error
     except BaseException:
@@ -79,7 +79,7 @@ def _with_payload(api: APIClient, plan: Plan) -> str:
     try:
         packed = payload.archive(sent.source.removesuffix("/launcher"))
         api.put_archive(container, "/", packed)
-    except FAILURES as error:
+    except failures() as error:
         remove_container(api, container)
         raise EngineError(
             f"the launcher's payload can't be copied into the container: {words_of(error)}"
@@ -92,9 +92,9 @@ def _create(api: APIClient, plan: Plan) -> str:
     try:
         body = wanted.body | {"Env": [*_environment(wanted.body["Env"]), *_compared(api, plan)]}
         return _created(api, body, wanted.name, plan.run)
-    except ImageNotFound as error:
-        raise EngineError(f"no image {plan.image}") from error
-    except (DockerException, RequestException) as error:
+    except failures() as error:
+        if type(error).__name__ == "ImageNotFound":
+            raise EngineError(f"no image {plan.image}") from error
         if is_conflict(error):
             raise _name_taken(api, wanted.name, plan.run) from error
         raise start_error(error, plan) from error
@@ -114,7 +114,7 @@ def _created(api: APIClient, body: dict[str, Any], name: str, run: str) -> str:
     while True:
         try:
             return str(api.create_container_from_config(body, name)["Id"])
-        except APIError as error:
+        except failures() as error:
             waiting = time.monotonic() < until and _holder(api, name, run) in (GONE, ENDED)
             if not (is_conflict(error) and waiting):
                 raise
@@ -125,7 +125,7 @@ def _holder(api: APIClient, name: str, run: str) -> str:
     """Whose container has a name: GONE, ENDED or GOES_ON of the same run, else FOREIGN."""
     try:
         found = api.inspect_container(name)
-    except NotFound:
+    except missing():
         return GONE
     if (found["Config"]["Labels"] or {}).get(f"{LABEL}run") != run:
         return FOREIGN
@@ -136,7 +136,7 @@ def _holder(api: APIClient, name: str, run: str) -> str:
 def _name_taken(api: APIClient, name: str, run: str) -> EngineError:
     """What to say where another container has the name, and keeps it."""
     holder = FOREIGN
-    with suppress(*FAILURES):
+    with suppress(*failures()):
         holder = _holder(api, name, run)
     if holder == GOES_ON:
         remedy = f"Follow it with `launcher attach {run}`, or stop it."

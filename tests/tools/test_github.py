@@ -9,9 +9,9 @@ import pytest
 
 from launcher import cli
 from launcher.base.errors import UsageError
-from launcher.images.matrix import github
 from launcher.images.matrix.matrix_file import load_matrix
 from launcher.images.matrix.schema import misfit
+from launcher.tools import github
 from tests.tables import table
 
 MATRIX = load_matrix()
@@ -45,7 +45,7 @@ def test_every_tried_row_has_a_job_with_its_own_release(capsys: pytest.CaptureFi
     for untried in (tag for tag, row in MATRIX.rows.items() if row.untried):
         (job,) = printed(capsys, untried, "--cuda-runner", "gpu")
         assert job["tag"] == untried  # where it is named
-    page = (Path(__file__).resolve().parents[3] / "docs/contributing.md").read_text()
+    page = (Path(__file__).resolve().parents[2] / "docs/contributing.md").read_text()
     assert cli.main(["matrix", "github", "cpu"]) == 0
     assert f"$ launcher matrix github cpu\n{capsys.readouterr().out}" in page
 

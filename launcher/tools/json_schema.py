@@ -19,22 +19,22 @@ from launcher.runs.runfile.config import RunConfig
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 DESCRIPTIONS = {
-    "name": "Begins the container's name.",
-    "image": 'A row ("24.10"), an image by name, or {tag:, megatron:, extras:, python:}.',
-    "program": "gpt, pretrain_gpt.py and its like in the image, or ./mine.py of this machine.",
-    "source": "A Megatron-LM checkout of this machine, in place of the image's Megatron.",
-    "megatron": 'What a series that this launcher doesn\'t know is taken for: {as: "0.19"}.',
-    "megatron_args": "Further options by Megatron's names: a value, a list, or true for a flag.",
-    "gpus": "A number, all, 0 (the CPU), or device=0,1.",
-    "processes": "On the CPU only; on GPUs there are as many as GPUs.",
-    "env": "Variables; null passes on the launcher's own value.",
-    "secrets": "Variables, each with the file that holds its value.",
-    "mounts": "Folders and files of the host that the program sees.",
-    "max_restarts": "How often a run that failed is started again from its newest checkpoint.",
+    "name": "The run's name. The container's name begins with it.",
+    "image": 'A tag ("24.10"), an image\'s name, or a section: tag, megatron, extras, python.',
+    "program": "gpt (our trainer), a program of upstream (pretrain_gpt.py), or yours (./mine.py).",
+    "source": "A Megatron-LM checkout on this machine, used in place of the image's Megatron.",
+    "megatron": 'The release whose rules apply, if the image\'s is unknown: {as: "0.19"}.',
+    "megatron_args": "Further options by Megatron's names, with a value, a list, or true (a flag).",
+    "gpus": "The GPUs to use: a number, all, 0 (use the CPU), or device=0,1.",
+    "processes": "The number of processes on the CPU. With GPUs, each GPU has one process.",
+    "env": "Variables of the program. null means the value that the launcher has.",
+    "secrets": "Variables of the program, each with the path of a file that contains its value.",
+    "mounts": "Folders and files of this machine that the program sees.",
+    "max_restarts": "How often a failed run is restarted from its newest checkpoint.",
     "watchdog": "What happens to a run that writes nothing for some time.",
-    "guard": "What happens at NaN, spikes and a flat loss: ignore, warn, end or rewind.",
-    "profile": "Steps to trace, and what their time went to: {steps: 10-12}.",
-    "nodes": "Several machines: start the same file on each, with its own rank.",
+    "guard": "What happens if the loss is NaN, rises suddenly, or doesn't change.",
+    "profile": "Trace these steps, and report what took their time: {steps: 10-12}.",
+    "nodes": "The number of nodes (machines), or a section: count, master_addr and others.",
 }
 
 
