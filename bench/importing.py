@@ -87,7 +87,7 @@ def _truth(paths: list[Path], most: int) -> int:
         call = ScriptCall(text, path, path.parent, path.parent, values)
         answered = machine(text, batch_lines(text), None, None)
         recorder = Recorder(call, answered, given, box)
-        sent = {k: v for k, v in recorder._environment(World(1)).items() if "STANDIN" not in k}
+        sent = {k: v for k, v in recorder._environment(World()).items() if "STANDIN" not in k}
         plain = truth.starts(path, {**sent, **given}, values)
         plain = [_as_shown(one, path) for one in plain if one[0] in truth.COMPARED]
         try:

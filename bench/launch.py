@@ -42,6 +42,6 @@ def figures(client: DockerClient, base: str) -> list[Figure]:
     client.images.remove(IMAGE, force=True)
     added = run["launcher"] - run["docker"]
     return [
-        Figure("launcher run, beyond docker run of the same container", added, 0.3, "s"),
+        Figure("launcher run, beyond docker run of the same container", added, 0.2, "s"),
         Figure("--help, of `python -c pass`", start["help"] / start["bare"], 4, "x"),
     ]

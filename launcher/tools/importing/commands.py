@@ -6,12 +6,14 @@ import difflib
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 OWN_PATH = re.compile(r"[^:]*/(standin|launcher-import-\w+)/bin:")
 STARTER = re.compile(r"(?:exec )?'?(\S*/(?:torchrun|deepspeed|accelerate|python[\d.]*))(?: |$)")
 MOST_WORDS = 5000
 MOST_TRACED = 100_000
+Place = tuple[int, int]
+"""The number of a command, and that of one of its parts."""
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,16 @@ class Omission:
 
     line: int
     what: str
+
+
+@dataclass
+class Report:
+    """What is reported of a script, in the order in which it is found."""
+
+    told: list[Omission] = field(default_factory=list)
+
+    def tell(self, line: int, what: str) -> None:
+        self.told.append(Omission(line, what))
 
 
 @dataclass(frozen=True)
@@ -63,33 +75,25 @@ def traced_places(trace: list[tuple[int, str]]) -> list[tuple[int, str, int]]:
     return found
 
 
-def twins_of(
-    commands: Sequence[ScriptCommand], others: Sequence[ScriptCommand]
-) -> list[ScriptCommand | None]:
-    """For each command the likest one of another run that stands on the same line."""
-    left, found = list(others), list[ScriptCommand | None]()
-    for command in commands:
-        fit = [one for one in left if (one.line, one.name) == (command.line, command.name)]
-        best = min(
-            fit, key=lambda one: len(differing_words(command.words, one.words)), default=None
-        )
-        found.append(best)
-        if best:
-            left.remove(best)
-    return found
-
-
 def differing_parts(
     commands: Sequence[ScriptCommand], others: Sequence[ScriptCommand], *, lost: bool = True
-) -> list[set[int]]:
-    """For each command the places of the parts that differ in another run.
+) -> set[Place]:
+    """The parts that differ in the likest command of another run that stands on the same line.
 
     All parts of a command that isn't there differ, where `lost`.
     """
-    return [
-        differing_words(one.parts, twin.parts if twin else ()) if twin or lost else set()
-        for one, twin in zip(commands, twins_of(commands, others), strict=True)
-    ]
+    left, found = list(others), set[Place]()
+    for number, command in enumerate(commands):
+        fit = [one for one in left if (one.line, one.name) == (command.line, command.name)]
+        twin = min(
+            fit, key=lambda one: len(differing_words(command.words, one.words)), default=None
+        )
+        if twin:
+            left.remove(twin)
+        if twin or lost:
+            places = differing_words(command.parts, twin.parts if twin else ())
+            found |= {(number, at) for at in places}
+    return found
 
 
 def differing_words(words: Sequence[Word], others: Sequence[Word]) -> set[int]:
@@ -146,27 +150,26 @@ class ScriptRun:
     stderr: str
     stopped: str
 
+    @property
+    def starts_program(self) -> bool:
+        names = ("torchrun", "deepspeed", "accelerate")
+        return any(
+            one.name in names or any(word.text.endswith(".py") for word in one.words)
+            for one in self.commands
+        )
 
-def starts_program(run: ScriptRun) -> bool:
-    names = ("torchrun", "deepspeed", "accelerate")
-    return any(
-        one.name in names or any(word.text.endswith(".py") for word in one.words)
-        for one in run.commands
-    )
+    def missing_paths(self) -> tuple[set[str], set[str]]:
+        """Paths that bash didn't find: those of programs, and those of files that it writes.
 
-
-def missing_paths(run: ScriptRun) -> tuple[set[str], set[str]]:
-    """Paths that bash didn't find: those of programs, and those of files that it writes.
-
-    What starts ranks is one wherever bash says so, as in `| tee log`.
-    """
-    starters = map(STARTER.match, (text for _, text in run.trace))
-    programs, written = {match[1] for match in starters if match}, set()
-    missing = r"(?m)(?:line \d+|^[/\w]*sh): (\S+): No such file or directory$"
-    for path in re.findall(missing, run.stderr):
-        called = re.compile(rf"(exec )?([/\w]*sh (-\w+ )*)?'?{re.escape(path)}'?( |$)")
-        if not any(called.match(text) for _, text in run.trace):
-            written.add(path)
-        elif "/" in path:
-            programs.add(path)
-    return programs, {path for path in written if "/" in path}
+        What starts ranks is one wherever bash says so, as in `| tee log`.
+        """
+        starters = map(STARTER.match, (text for _, text in self.trace))
+        programs, written = {match[1] for match in starters if match}, set()
+        missing = r"(?m)(?:line \d+|^[/\w]*sh): (\S+): No such file or directory$"
+        for path in re.findall(missing, self.stderr):
+            called = re.compile(rf"(exec )?([/\w]*sh (-\w+ )*)?'?{re.escape(path)}'?( |$)")
+            if not any(called.match(text) for _, text in self.trace):
+                written.add(path)
+            elif "/" in path:
+                programs.add(path)
+        return programs, {path for path in written if "/" in path}

@@ -6,8 +6,8 @@ import re
 
 from launcher.tools.importing.commands import Word
 from launcher.tools.importing.sheet import Sheet, yaml_text
-from launcher.tools.importing.starters import ScriptContext, ranks
-from launcher.tools.importing.starts import HELD, Start, as_pairs
+from launcher.tools.importing.starters import HELD, ScriptContext, tables
+from launcher.tools.importing.starts import Start
 
 RANKED = re.compile(r"\b(OMPI_|PMI|SLURM_PROCID|RANK|LOCAL_RANK|WORLD_SIZE)")
 """Variables that a starter of several processes sets for each."""
@@ -15,8 +15,8 @@ RANKED = re.compile(r"\b(OMPI_|PMI|SLURM_PROCID|RANK|LOCAL_RANK|WORLD_SIZE)")
 
 def set_processes(sheet: Sheet, start: Start, around: ScriptContext) -> None:
     """Set gpus, nodes and max_restarts; report what isn't known, and the value in its place."""
-    given, table = dict[str, Word](), ranks()
-    for name, word in as_pairs(start.starter, start.options):
+    given, table = dict[str, Word](), tables()["ranks"]
+    for name, word in start.options:
         given[table["renamed"].get(name, name)] = word
         if name not in table["carried"].split() and name != HELD:
             value = f" {word.text}" if word.text else ""

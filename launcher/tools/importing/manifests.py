@@ -14,6 +14,8 @@ from launcher.base.errors import UsageError
 
 KINDS = ("PyTorchJob", "TrainJob", "JobSet", "Job", "Pod")
 SUFFIXES = (".yaml", ".yml", ".json")
+OF_SERVICES = {"shm_size": "--shm-size", "ipc": "--ipc", "network_mode": "--network"}
+"""Keys of compose, and docker's options for them."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +33,7 @@ def as_script(text: str, name: str) -> ManifestScript:
         documents = [one for one in yaml.safe_load_all(text) if isinstance(one, dict)]
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise UsageError(f"{name}: no YAML: {str(error).splitlines()[0]}") from None
-    found = list[tuple[int, list[str]]]()
+    found = list[tuple[int, str]]()
     for document in documents:
         try:
             found += _of_document(document)
@@ -45,27 +47,26 @@ def as_script(text: str, name: str) -> ManifestScript:
     rows = text.splitlines()
     line = next((n for n, row in enumerate(rows) if re.match(r"\s*(- )?(command|args):", row)), 0)
     nodes = max(count for count, _ in found)
-    script = "\n" * line + " ; ".join(" ".join(words) for _, words in found) + "\n"
-    variables = {"WORLD_SIZE": str(nodes), "PET_NNODES": str(nodes), "RANK": "0"}
-    variables |= {"MASTER_ADDR": "first-node", "MASTER_PORT": "29500"}
+    script = "\n" * line + " ; ".join(command for _, command in found) + "\n"
+    variables = dict.fromkeys(("WORLD_SIZE", "PET_NNODES"), str(nodes))
+    variables |= {"RANK": "0", "MASTER_ADDR": "first-node", "MASTER_PORT": "29500"}
     return ManifestScript(script, nodes, variables)
 
 
-def _of_document(document: dict[str, Any]) -> Iterator[tuple[int, list[str]]]:
+def _of_document(document: dict[str, Any]) -> Iterator[tuple[int, str]]:
     """The nodes and the docker line of each container of a document."""
     kind, spec = document.get("kind"), document.get("spec") or {}
     if kind is None and isinstance(document.get("services"), dict):
         for service in document["services"].values():
             yield 1, _service(service)
     elif kind == "PyTorchJob":
-        replicas = spec["pytorchReplicaSpecs"]
-        nodes = sum(int(one.get("replicas", 1)) for one in replicas.values())
-        for one in list(replicas.values())[:1]:
+        replicas = [*spec["pytorchReplicaSpecs"].values()]
+        nodes = sum(int(one.get("replicas", 1)) for one in replicas)
+        for one in replicas[:1]:
             yield from _of_pod(one["template"]["spec"], nodes)
     elif kind == "TrainJob":
-        trainer = spec["trainer"]
-        trainer = {**trainer, "resources": trainer.get("resourcesPerNode") or {}}
-        yield int(trainer.get("numNodes", 1)), _container(trainer, {})
+        trainer = {**spec["trainer"], "resources": spec["trainer"].get("resourcesPerNode")}
+        yield from _of_pod({"containers": [trainer]}, int(trainer.get("numNodes", 1)))
     elif kind == "JobSet":
         for one in spec["replicatedJobs"]:
             job = one["template"]["spec"]
@@ -77,64 +78,50 @@ def _of_document(document: dict[str, Any]) -> Iterator[tuple[int, list[str]]]:
         yield from _of_pod(spec, 1)
 
 
-def _of_pod(pod: dict[str, Any], nodes: int) -> Iterator[tuple[int, list[str]]]:
-    paths = {
-        volume["name"]: volume["hostPath"]["path"]
-        for volume in pod.get("volumes") or ()
-        if "hostPath" in volume
-    }
-    for container in pod["containers"]:
-        yield nodes, _container(container, paths)
+def _of_pod(pod: dict[str, Any], nodes: int) -> Iterator[tuple[int, str]]:
+    volumes = (one for one in pod.get("volumes") or () if "hostPath" in one)
+    paths = {one["name"]: one["hostPath"]["path"] for one in volumes}
+    for one in pod["containers"]:
+        resources = one.get("resources") or {}
+        asked = {**(resources.get("requests") or {}), **(resources.get("limits") or {})}
+        gpus = [count for key, count in asked.items() if key.endswith(("/gpu", "/gpus"))]
+        env = [
+            f"{pair['name']}={pair['value']}" for pair in one.get("env") or () if "value" in pair
+        ]
+        mounts = (mount for mount in one.get("volumeMounts") or () if mount["name"] in paths)
+        mounted = [f"{paths[mount['name']]}:{mount['mountPath']}" for mount in mounts]
+        options = {"--gpus": gpus[:1], "-e": env, "-v": mounted}
+        yield nodes, _docker(one, options, [*(one.get("command") or ()), *(one.get("args") or ())])
 
 
-def _container(container: dict[str, Any], paths: dict[str, str]) -> list[str]:
-    """The words, quoted for bash, that start a container of Kubernetes with docker."""
-    words = ["docker", "run"]
-    resources = container.get("resources") or {}
-    asked = {**(resources.get("requests") or {}), **(resources.get("limits") or {})}
-    gpus = [str(count) for key, count in asked.items() if key.endswith(("/gpu", "/gpus"))]
-    words += ["--gpus", gpus[0]] if gpus else []
-    for one in container.get("env") or ():
-        if "value" in one:
-            words += ["-e", f"{one['name']}={one['value']}"]
-    for mount in container.get("volumeMounts") or ():
-        if mount["name"] in paths:
-            words += ["-v", f"{paths[mount['name']]}:{mount['mountPath']}"]
-    words.append(str(container.get("image") or "no-image-named"))
-    command = [*(container.get("command") or ()), *(container.get("args") or ())]
-    return [shlex.quote(str(word)) for word in [*words, *command]]
-
-
-def _service(service: dict[str, Any]) -> list[str]:
-    """The words, quoted for bash, that start a service of compose with docker."""
-    words = ["docker", "run"]
-    devices = (service.get("deploy") or {}).get("resources", {}).get("reservations", {})
-    for device in devices.get("devices") or ():
-        words += ["--gpus", str(device.get("count", "all"))]
+def _service(service: dict[str, Any]) -> str:
+    """The docker line of a service of compose."""
+    reserved = (service.get("deploy") or {}).get("resources", {}).get("reservations", {})
     env = service.get("environment") or {}
-    pairs = env if isinstance(env, list) else [f"{key}={value}" for key, value in env.items()]
-    for pair in pairs:
-        words += ["-e", str(pair)]
-    for mount in service.get("volumes") or ():
-        if isinstance(mount, str):
-            words += ["-v", mount]
-        elif mount.get("type") == "bind":
-            words += ["-v", f"{mount['source']}:{mount['target']}"]
-    for key, option in (
-        ("shm_size", "--shm-size"),
-        ("ipc", "--ipc"),
-        ("network_mode", "--network"),
-    ):
-        words += [option, str(service[key])] if key in service else []
-    command = [*_words(service.get("entrypoint")), *_words(service.get("command"))]
-    return [
-        shlex.quote(word)
-        for word in [*words, str(service.get("image") or "no-image-named"), *command]
+    mounts = [
+        mount if isinstance(mount, str) else f"{mount['source']}:{mount['target']}"
+        for mount in service.get("volumes") or ()
+        if isinstance(mount, str) or mount.get("type") == "bind"
     ]
+    options = {
+        "--gpus": [device.get("count", "all") for device in reserved.get("devices") or ()],
+        "-e": env if isinstance(env, list) else [f"{key}={value}" for key, value in env.items()],
+        "-v": mounts,
+        **{option: [service[key]] for key, option in OF_SERVICES.items() if key in service},
+    }
+    command = [
+        word
+        for line in (service.get("entrypoint"), service.get("command"))
+        for word in (line if isinstance(line, list) else shlex.split(str(line or "")))
+    ]
+    return _docker(service, options, command)
 
 
-def _words(command: object) -> list[str]:
-    """A command of compose, which is a list or a line."""
-    if isinstance(command, list):
-        return [str(word) for word in command]
-    return shlex.split(str(command or ""))
+def _docker(container: dict[str, Any], options: dict[str, list[Any]], command: list[Any]) -> str:
+    """The line that starts a container with docker, quoted for bash."""
+    words = [
+        "docker",
+        "run",
+        *(w for name, values in options.items() for v in values for w in (name, v)),
+    ]
+    return shlex.join(map(str, [*words, container.get("image") or "no-image-named", *command]))

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 
 SET = re.compile(
     r"(?:^|[\s;&|({])(?:(?:export|local|declare|readonly|typeset)\s+(?:-\w+\s+)*)?"
@@ -49,18 +48,11 @@ FACTS = {
 }
 
 
-@dataclass(frozen=True)
-class Template:
-    """A script's text with names for what is to be filled in, and what each stands for."""
-
-    text: str
-    labels: Mapping[str, str]
-
-
-def filled(text: str) -> Template:
+def filled(text: str) -> tuple[str, dict[str, str]]:
     """The text with a token for each `<your path>`, which bash would take for a redirection.
 
-    And for each "your path" that is assigned. What this machine may have has a stand-in on PATH.
+    And for each "your path" that is assigned; and what each token stands for, by its name. What
+    this machine may have has a stand-in on PATH.
     """
     labels = dict[str, str]()
 
@@ -73,7 +65,7 @@ def filled(text: str) -> Template:
         row if row.lstrip().startswith("#") else YOURS.sub(token_of, TO_FILL.sub(token_of, row))
         for row in INSTALLED.sub("", text).split("\n")
     ]
-    return Template("\n".join(rows), labels)
+    return "\n".join(rows), labels
 
 
 def unset_variables(text: str) -> tuple[list[str], list[str]]:

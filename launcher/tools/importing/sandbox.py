@@ -24,7 +24,8 @@ from launcher.tools.importing import seccomp
 
 STANDIN = Path(__file__).parent / "standin"
 FILES = ("driver", "standin", "prelude.sh")
-SECONDS = 10
+SECONDS, START_SECONDS = 10, 5
+"""For a script, and for all that is around it."""
 MEMORY = 1_000_000_000
 PROCESSES = 300
 OUTPUT = 40_000_000
@@ -97,11 +98,11 @@ class Bubblewrap:
 
     def run(self, call: ScriptCall, env: Mapping[str, str]) -> SandboxOutput:
         """The outcome of the call; nothing outside the sandbox is changed."""
-        with _open_bytes(_packed(call.text)) as archive, _open_bytes(seccomp.program()) as rules:
+        with _open_bytes(seccomp.program()) as rules:
             argv = [*self._walls(), "--ro-bind", str(call.folder), "/run/beside"]
             argv += ["--seccomp", str(rules), "/bin/bash", *_driven(INSIDE, call)]
             places = {"STANDIN_BESIDE": str(call.folder), "PATH": "/usr/local/bin:/usr/bin:/bin"}
-            return _bounded(argv, {**env, **_places(INSIDE), **places}, (rules,), archive)
+            return _bounded(argv, {**env, **_places(INSIDE), **places}, call.text, (rules,))
 
     def _walls(self) -> list[str]:
         argv = [self.program, "--unshare-all", "--unshare-user", "--uid", "1000", "--gid", "1000"]
@@ -124,16 +125,9 @@ class Bubblewrap:
 class NoSandbox:
     """Runs scripts on this machine with the stand-ins alone: what has none is run as it stands."""
 
-    def unsupported(self) -> str:
-        """ "" always."""
-        return ""
-
     def run(self, call: ScriptCall, env: Mapping[str, str]) -> SandboxOutput:
         """The outcome of the call."""
-        with (
-            _open_bytes(_packed(call.text)) as archive,
-            tempfile.TemporaryDirectory(prefix="launcher-import-") as folder,
-        ):
+        with tempfile.TemporaryDirectory(prefix="launcher-import-") as folder:
             if call.path.read_text(encoding="utf-8") != call.text:
                 call = replace(call, path=Path(folder, "script"))
             places = {
@@ -145,7 +139,7 @@ class NoSandbox:
             }
             places |= dict.fromkeys(("STANDIN_PROGRAMS", "STANDIN_WRITTEN"), "")
             argv = ["/bin/bash", *_driven(folder, call)]
-            return _bounded(argv, {**env, **places}, stdin=archive)
+            return _bounded(argv, {**env, **places}, call.text)
 
 
 def _places(folder: str) -> dict[str, str]:
@@ -235,8 +229,7 @@ class Container:
         argv += [self.image, *_driven(INSIDE, call)]
         outer = {one: os.environ.get(one, "") for one in ("PATH", "HOME", "DOCKER_HOST")}
         try:
-            with _open_bytes(_packed(call.text)) as archive:
-                return _bounded(argv, outer, stdin=archive)
+            return _bounded(argv, outer, call.text)
         finally:  # the client's end isn't the container's
             removed = ["docker", "rm", "--force", name]
             subprocess.run(removed, env=outer, capture_output=True, check=False)
@@ -246,22 +239,19 @@ def _packed(text: str) -> bytes:
     """The stand-ins and a script as a tar archive."""
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w") as archive:
+
+        def add(name: str, data: bytes = b"", mode: int = 0o755, link: str = "") -> None:
+            member = tarfile.TarInfo(name)
+            member.size, member.mode, member.linkname = len(data), mode, link
+            member.type = tarfile.SYMTYPE if link else tarfile.REGTYPE
+            archive.addfile(member, io.BytesIO(data))
+
         for name in FILES:
-            archive.add(STANDIN / name, name, filter=_executable)
+            add(name, (STANDIN / name).read_bytes())
         for name in STANDINS:
-            link = tarfile.TarInfo(f"bin/{name}")
-            link.type, link.linkname = tarfile.SYMTYPE, "../standin"
-            archive.addfile(link)
-        data = text.encode()
-        member = tarfile.TarInfo("script")
-        member.size = len(data)
-        archive.addfile(member, io.BytesIO(data))
+            add(f"bin/{name}", link="../standin")
+        add("script", text.encode(), 0o644)
     return packed.getvalue()
-
-
-def _executable(member: tarfile.TarInfo) -> tarfile.TarInfo:
-    member.mode = 0o755
-    return member
 
 
 @contextmanager
@@ -274,24 +264,16 @@ def _open_bytes(data: bytes) -> Iterator[int]:
 
 
 def _bounded(
-    argv: list[str],
-    env: Mapping[str, str],
-    keep: tuple[int, ...] = (),
-    stdin: int = subprocess.DEVNULL,
-    beside: float = 5,
+    argv: list[str], env: Mapping[str, str], text: str, keep: tuple[int, ...] = ()
 ) -> SandboxOutput:
-    """What the command prints as a tar archive, within all bounds.
-
-    `beside` are the seconds that it may take beside the script's own.
-    """
-    nothing = subprocess.DEVNULL
-    with subprocess.Popen(
-        argv, env=dict(env), stdin=stdin, stdout=subprocess.PIPE, stderr=nothing, pass_fds=keep,
-        start_new_session=True,
+    """What the command that runs the script `text` prints as a tar archive, within all bounds."""
+    with _open_bytes(_packed(text)) as archive, subprocess.Popen(
+        argv, env=dict(env), stdin=archive, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+        pass_fds=keep, start_new_session=True,
     ) as process:  # fmt: skip
         assert process.stdout
         got, stopped = bytearray(), ""
-        end = time.monotonic() + SECONDS + beside
+        end = time.monotonic() + SECONDS + START_SECONDS
         try:
             while not (stopped := _over(process.pid, end, len(got))):
                 if select.select([process.stdout], [], [], 0.05)[0]:

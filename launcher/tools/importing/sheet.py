@@ -23,7 +23,7 @@ from launcher.runs.runfile.clusters import Slurm
 from launcher.runs.runfile.config import Resources, RunConfig
 from launcher.runs.runfile.origins import Origin
 from launcher.runs.runfile.values import parse_gpus
-from launcher.tools.importing.commands import Omission
+from launcher.tools.importing.commands import Report, Word
 
 NUMBER = re.compile(r"(?=.{1,18}$)[+-]?(?!0\d)(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 OWN_SECTIONS: Mapping[str, type[BaseModel]] = {"slurm": Slurm, "resources": Resources}
@@ -31,47 +31,39 @@ ORDER = ("name", "image", "program", "gpus", "nodes", "max_restarts")
 
 
 @dataclass
-class Sheet:
-    """The run file as it is filled: YAML texts by dotted key, and what is reported."""
+class Sheet(Report):
+    """The run file as it is filled: YAML texts by dotted key, and what keys wait for."""
 
     keys: dict[str, str] = field(default_factory=dict)
-    megatron: dict[str, str] = field(default_factory=dict)
-    env: dict[str, str] = field(default_factory=dict)
-    slurm: dict[str, str] = field(default_factory=dict)
-    resources: dict[str, str] = field(default_factory=dict)
     mounts: list[str] = field(default_factory=list)
-    told: list[Omission] = field(default_factory=list)
-
-    def tell(self, line: int, what: str) -> None:
-        self.told.append(Omission(line, what))
+    missing: dict[str, tuple[int, list[str]]] = field(default_factory=dict)
 
     def put(self, key: str, name: str, texts: list[str], line: int) -> None:
         """Put an option's values under its key in the first form that the key takes."""
         section, _, last = key.partition(".")
+        free = section == "megatron_args"
         for form in _forms(texts):
             value = yaml.load(form, Loader=yamlfile.Loader)  # noqa: S506 - a safe loader
-            if section == "megatron_args":
-                if _same(value, texts, exact=True):
-                    self.megatron[last] = form
-                    return
-            elif _same(value, texts, exact=False) and fits(section, {last: value}):
+            if _same(value, texts, exact=free) and (free or fits(section, {last: value})):
                 self.keys[key] = form
                 return
         self.tell(line, f"{name} {' '.join(texts)}: {key} doesn't take it")
+
+    def lack(self, word: Word, key: str) -> None:
+        """Note that a key waits for what a word depends on."""
+        self.missing.setdefault(word.unknown, (word.line, []))[1].append(key)
+
+    def section(self, name: str) -> dict[str, str]:
+        """The keys of a section, in the script's order."""
+        parts = ((*key.partition("."), text) for key, text in self.keys.items())
+        return {last: text for section, dot, last, text in parts if dot and section == name}
 
     def written(self, name: str) -> str:
         """The run file: sections in the models' order, keys in the script's."""
         blocks = [[f"# From {yamlfile.printable(name.rpartition('/')[2])}, by `launcher import`."]]
         blocks[0] += [f"{key}: {self.keys[key]}" for key in ORDER if key in self.keys]
-        for section in program_options.SECTIONS:
-            own = {k: v for k, v in self.keys.items() if k.startswith(f"{section}.")}
-            if own:
-                lines = [f"  {key.partition('.')[2]}: {value}" for key, value in own.items()]
-                blocks.append([f"{section}:", *lines])
-        titled = {"slurm": self.slurm, "megatron_args": self.megatron, "env": self.env}
-        titled["resources"] = self.resources
-        for title, values in titled.items():
-            if values:
+        for title in (*program_options.SECTIONS, "slurm", "megatron_args", "env", "resources"):
+            if values := self.section(title):
                 lines = [f"  {yaml_text(key)}: {value}" for key, value in values.items()]
                 blocks.append([f"{title}:", *lines])
         if self.mounts:

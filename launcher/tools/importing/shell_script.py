@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import yaml
@@ -14,7 +14,7 @@ from launcher.base.yamlfile import printable
 from launcher.runs.plan import program_options
 from launcher.runs.plan.program import upstreams
 from launcher.runs.runfile.secrets import has_credential, is_secret, is_secret_option
-from launcher.tools.importing.commands import Omission, Word
+from launcher.tools.importing.commands import Omission, ScriptCommand, Word
 from launcher.tools.importing.counts import set_processes
 from launcher.tools.importing.placeholders import TO_FILL
 from launcher.tools.importing.recording import Recording
@@ -25,10 +25,10 @@ from launcher.tools.importing.starts import (
     as_options,
     choose,
     differences,
+    distinct,
     find_starts,
     named_in_part,
     respelled,
-    starting,
     upstreams_path,
 )
 
@@ -94,11 +94,6 @@ class _Import:
     exists: Callable[[str], bool]
     rows: tuple[str, ...]
     sheet: Sheet = field(default_factory=Sheet)
-    missing: dict[str, tuple[int, list[str]]] = field(default_factory=dict)
-
-    def lack(self, word: Word, key: str) -> None:
-        """Note that a key waits for what a word depends on."""
-        self.missing.setdefault(word.unknown, (word.line, []))[1].append(key)
 
 
 def imported(
@@ -115,7 +110,8 @@ def imported(
     `exists` says whether a path, relative to where the launcher was started, is a file there.
     Raises UsageError where the script starts no program, or no such number.
     """
-    starts = find_starts(recording.commands)
+    found = find_starts(recording.commands)
+    starts = distinct(found)
     if not starts:
         raise UsageError(
             f"{name}: no command that starts a program of Megatron's", _hint(recording)
@@ -134,8 +130,9 @@ def imported(
     _set_slurm(work)
     _set_env(work)
     _set_resources(work)
-    _tell_others(work, recording, starts)
-    for reason, (line, keys) in work.missing.items():
+    inner = {id(command) for one in found for command in (one.command, *one.around)}
+    _tell_others(work, starts, [one for one in recording.commands if id(one) not in inner])
+    for reason, (line, keys) in sheet.missing.items():
         sheet.tell(line, f"to be given: {reason} ({', '.join(dict.fromkeys(keys))})")
     written = sheet.written(name)
     told = sorted(dict.fromkeys(sheet.told), key=lambda left: left.line)
@@ -152,17 +149,15 @@ def _hint(recording: Recording) -> str:
     return "It takes torchrun, deepspeed, accelerate launch or python, and the program."
 
 
-def _tell_others(work: _Import, recording: Recording, starts: list[Start]) -> None:
+def _tell_others(work: _Import, starts: Sequence[Start], commands: Sequence[ScriptCommand]) -> None:
     """Say what other commands there are: further starts, and what prepares the run."""
     sheet = work.sheet
-    if len(starts) > 1:
-        for number, other in enumerate(starts, 1):
-            if other is not work.start:
-                what = differences(work.start, other)
-                sheet.tell(other.line, f"start {number} of {len(starts)}, not taken: {what}")
-    inner = {id(one) for one in starting(recording.commands)}
-    for command in recording.commands:
-        if id(command) not in inner and command.name not in HARMLESS:
+    for number, other in enumerate(starts, 1):
+        if other is not work.start:
+            what = differences(work.start, other)
+            sheet.tell(other.line, f"start {number} of {len(starts)}, not taken: {what}")
+    for command in commands:
+        if command.name not in HARMLESS:
             text = " ".join(word.text for word in command.words)
             text = printable(text if len(text) <= 60 else f"{text[:60]}…")
             sheet.tell(command.line, f"{text}: not carried over")
@@ -192,7 +187,7 @@ def _set_program(work: _Import) -> None:
         return
     if program.unknown:
         sheet.keys["program"] = yaml_text(f"./{work.start.name or 'program.py'}")
-        work.lack(program, "program")
+        sheet.lack(program, "program")
         return
     if text.startswith("-m "):
         sheet.keys["program"] = yaml_text(f"./{text[3:].replace('.', '/')}.py")
@@ -227,7 +222,7 @@ def _set_options(work: _Import) -> None:
         if not name:
             for word in values:
                 if word.unknown:
-                    work.lack(word, "further options")
+                    work.sheet.lack(word, "further options")
                 else:
                     sheet.tell(word.line, f"{word.text}: not carried over")
         elif name not in OURS or OURS[name] not in (None, " ".join(w.text for w in values)):
@@ -247,7 +242,7 @@ def _set_options(work: _Import) -> None:
         if name in foreign:
             continue
         if variable := _left_empty(work, name, values, kinds.get(name)):
-            work.lack(Word("", line, variable), _key(name))
+            work.sheet.lack(Word("", line, variable), _key(name))
         else:
             _set_option(work, name, _taken(work, values, kinds.get(name)), line, list(given))
     if foreign:
@@ -265,7 +260,7 @@ def _taken(work: _Import, values: tuple[Word, ...], kind: str | None) -> tuple[W
         return values
     for word in values[most:]:
         if word.unknown:
-            work.lack(word, "further options")
+            work.sheet.lack(word, "further options")
     return tuple(word for at, word in enumerate(values) if at < most or not word.unknown)
 
 
@@ -297,10 +292,10 @@ def _set_option(
         filled = TO_FILL.search(word.text)
         if word.unknown or filled:
             reason = word.unknown or (filled and filled[0])
-            work.lack(Word(word.text, word.line, reason or ""), key)
+            work.sheet.lack(Word(word.text, word.line, reason or ""), key)
             return
         if re.search(r"(?<!\\)[*?]", word.text) and "/" in word.text:
-            work.lack(Word(word.text, word.line, f"the files of {word.text}"), key)
+            work.sheet.lack(Word(word.text, word.line, f"the files of {word.text}"), key)
             return
     texts = [work.around.outside(w.text) if key in PATHS else w.text for w in values]
     work.sheet.put(key, name, texts, line)
@@ -372,25 +367,27 @@ def _set_slurm(work: _Import) -> None:
         key, value = name.replace("-", "_"), int(word.text) if word.text.isdigit() else word.text
         shown = f"{name} {printable(word.text)}".rstrip()
         if word.unknown:
-            work.lack(word, f"slurm.{name}")
+            work.sheet.lack(word, f"slurm.{name}")
         elif fits("slurm", {key: word.text or True}) or fits("slurm", {key: value}):
             bare = name == "signal" or not word.text
-            sheet.slurm[key] = (word.text or "true") if bare else yaml_text(word.text)
+            sheet.keys[f"slurm.{key}"] = (word.text or "true") if bare else yaml_text(word.text)
         elif fits("slurm", {"options": {name: word.text or True}}):
             free.append(f"{name}: {yaml_text(word.text, flow=True) if word.text else 'true'}")
         else:
             sheet.tell(word.line, f"Slurm's {shown}: not carried over")
     if free:
-        sheet.slurm["options"] = f"{{{', '.join(free)}}}"
+        sheet.keys["slurm.options"] = f"{{{', '.join(free)}}}"
     kind = around.container
-    batch = sheet.slurm or any(one.name in ("srun", "sbatch") for one in work.start.around)
+    batch = sheet.section("slurm") or any(
+        one.name in ("srun", "sbatch") for one in work.start.around
+    )
     if kind and (batch or kind in ("pyxis", "apptainer")) and fits("slurm", {"container": kind}):
-        sheet.slurm["container"] = kind
+        sheet.keys["slurm.container"] = kind
         image = around.image
         if image.text and not image.unknown and kind in ("pyxis", "apptainer"):
-            sheet.slurm["image"] = yaml_text(image.text)
+            sheet.keys["slurm.image"] = yaml_text(image.text)
         elif image.unknown:
-            work.lack(image, "slurm.image")
+            work.sheet.lack(image, "slurm.image")
 
 
 def _set_env(work: _Import) -> None:
@@ -412,15 +409,15 @@ def _set_env(work: _Import) -> None:
         if name in OF_THE_HOST:
             sheet.tell(word.line, f"{name}: belongs to the image, and isn't carried over")
         elif is_secret(name, word.text or None):
-            sheet.env[name] = "null"
+            sheet.keys[f"env.{name}"] = "null"
             sheet.tell(word.line, f"{name}: a secret isn't written down; yours is passed on")
         elif {*word.text.split()} <= words and " " in word.text:
             continue  # a part of the command itself
         elif word.unknown or TO_FILL.search(word.text):
-            work.lack(Word(word.text, word.line, word.unknown or word.text), f"env.{name}")
+            work.sheet.lack(Word(word.text, word.line, word.unknown or word.text), f"env.{name}")
         else:
             number = NUMBER.fullmatch(word.text) and str(yaml.safe_load(word.text)) == word.text
-            sheet.env[name] = word.text if number else yaml_text(word.text)
+            sheet.keys[f"env.{name}"] = word.text if number else yaml_text(word.text)
 
 
 def _set_resources(work: _Import) -> None:
@@ -433,10 +430,10 @@ def _set_resources(work: _Import) -> None:
             continue  # relative paths are those of the host
         if not word.unknown and fits("resources", {key: value}):
             listed = ", ".join(yaml_text(one, flow=True) for one in word.text.split())
-            sheet.resources[key] = f"[{listed}]" if several else yaml_text(word.text)
+            sheet.keys[f"resources.{key}"] = f"[{listed}]" if several else yaml_text(word.text)
         else:
             sheet.tell(word.line, f"{key} {printable(word.text)}: not carried over")
-    texts = [*sheet.megatron.values(), *sheet.env.values()]
+    texts = [*sheet.section("megatron_args").values(), *sheet.section("env").values()]
     for mount in work.around.mounts:
         if any(mount.target in text for text in texts):
             sheet.mounts.append(

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -16,55 +17,32 @@ import yaml
 from launcher.base.errors import UsageError
 from launcher.base.yamlfile import printable
 from launcher.runs.runfile.values import parse_gpus
-from launcher.tools.importing.commands import Omission, ScriptCommand, Word
+from launcher.tools.importing.commands import Report, ScriptCommand, Word
 
 TABLE = Path(__file__).with_suffix(".yaml")
-VARIABLES = {
-    "SLURM_NNODES": "nodes",
-    "SLURM_JOB_NUM_NODES": "nodes",
-    "SLURM_NTASKS": "ntasks",
-    "SLURM_NPROCS": "ntasks",
-    "SLURM_NTASKS_PER_NODE": "tasks",
-    "SLURM_TASKS_PER_NODE": "tasks",
-    "SLURM_CPUS_PER_TASK": "cpus",
-    "SLURM_GPUS_PER_NODE": "gpus",
-    "SLURM_GPUS_ON_NODE": "gpus",
-}
-"""What Slurm sets in a job (https://slurm.schedmd.com/sbatch.html, output variables)."""
-STARTERS = {
-    "srun": "slurm",
-    "sbatch": "slurm",
-    "salloc": "slurm",
-    "mpirun": "mpirun",
-    "mpiexec": "mpirun",
-    "aprun": "mpirun",
-    "docker": "docker",
-    "podman": "docker",
-    "apptainer": "apptainer",
-    "singularity": "apptainer",
-}
-VERBS = {"docker": ("run", "exec"), "apptainer": ("exec", "run", "shell")}
-"""What stands between a container's starter and its options."""
 GPUS = re.compile(r"(?:gpu(?::|$))?(?:([A-Za-z][\w.-]*)(?::|$))?(\d*)")
 COUNT = re.compile(r"(?:[A-Za-z][\w.-]*:)?(\d+)")
 
 
-@cache
-def ranks() -> Mapping[str, Any]:
-    """The options of torchrun, deepspeed and accelerate, by starters.yaml."""
-    return dict(yaml.safe_load(TABLE.read_text("utf-8"))["ranks"])
+HELD = "options in a variable"
 
 
 @cache
 def tables() -> Mapping[str, Any]:
     """The families of starters.yaml, which says what their keys are."""
     found = yaml.safe_load(TABLE.read_text("utf-8"))
-    del found["ranks"]
     for rows in found.values():
-        rows["short"] = dict(one.split("=") for one in rows["short"].split())
-        rows["flags"] = rows["flags"].split()
-        rows["does"] |= dict.fromkeys(rows["itself"].split(), "itself")
+        rows |= {key: rows[key].split() for key in ("names", "flags", "takes") if key in rows}
+        rows["verbs"] = rows.get("verbs", "").split()
+        if "does" in rows:
+            rows["short"] = dict(one.split("=") for one in rows["short"].split())
+            rows["does"] |= dict.fromkeys(rows["itself"].split(), "itself")
     return dict(found)
+
+
+def family_of(name: str) -> str:
+    """The family of a command, "" for none."""
+    return next((one for one, rows in tables().items() if name in rows.get("names", ())), "")
 
 
 @dataclass(frozen=True)
@@ -77,7 +55,7 @@ class ScriptMount:
 
 
 @dataclass
-class ScriptContext:
+class ScriptContext(Report):
     """What the starters ask for: counts, Slurm's options, and the container."""
 
     counts: dict[str, Word] = field(default_factory=dict)
@@ -88,10 +66,6 @@ class ScriptContext:
     mounts: list[ScriptMount] = field(default_factory=list)
     env: dict[str, Word] = field(default_factory=dict)
     resources: dict[str, Word] = field(default_factory=dict)
-    told: list[Omission] = field(default_factory=list)
-
-    def tell(self, line: int, what: str) -> None:
-        self.told.append(Omission(line, what))
 
     def outside(self, path: str) -> str:
         """The host's path of one in the container; one that isn't mounted stays as it is."""
@@ -129,18 +103,19 @@ def variables(counts: Mapping[str, int]) -> dict[str, str]:
         known.setdefault("ntasks", nodes * known["tasks"])
     elif "ntasks" in known:
         known["tasks"] = -(-known["ntasks"] // nodes)
-    return {name: str(known[key]) for name, key in VARIABLES.items() if key in known}
+    names = tables()["slurm"]["variables"]
+    return {name: str(known[key]) for name, key in names.items() if key in known}
 
 
 def parse_around(asked: ScriptContext, commands: Sequence[ScriptCommand]) -> ScriptContext:
     """What the batch lines and the commands around a start ask for; `asked` is added to."""
     for command in commands:
-        family, words = STARTERS.get(command.name, ""), command.words[1:]
+        family, words = family_of(command.name), command.words[1:]
         named = family if family in ("apptainer", "mpirun") else command.name
-        if family in VERBS and words and words[0].text in VERBS[family]:
-            asked.container = named
-            _ask(asked, family, named, words[1:])
-        elif family and family not in VERBS:
+        if family and (verbs := tables()[family]["verbs"]):
+            family = family if words and words[0].text in verbs else ""
+            asked.container, words = named if family else asked.container, words[1:]
+        if family:
             _ask(asked, family, named, words)
         elif command.name not in ("bash", "sh", "env", "sudo", "exec", "nohup", "time"):
             text = printable(" ".join(word.text for word in command.words[:2]))
@@ -148,45 +123,61 @@ def parse_around(asked: ScriptContext, commands: Sequence[ScriptCommand]) -> Scr
     return asked
 
 
-def options(family: str, words: Sequence[Word]) -> Iterator[tuple[str, Word]]:
-    """Each option by its long name with its value; what follows them under the name "", once."""
-    table, at = tables()[family], 0
-    while at < len(words):
-        word = words[at]
-        text = word.text
-        at += 1
-        if not text.startswith("-") or text == "-":
-            yield "", word
-            return
-        name, equals, value = text.lstrip("-").partition("=")
-        if not text.startswith("--") and family == "slurm" and len(text) > 2:
-            name, equals, value = text[1], "=", text[2:].removeprefix("=")
-        name = table["short"].get(name, name)
-        if equals:
-            yield name, Word(value, word.line, word.unknown)
-        elif name in table["flags"] or at == len(words) or words[at].text.startswith("-"):
-            yield name, Word("", word.line, word.unknown)
+def options(family: str, words: Sequence[Word]) -> tuple[list[tuple[str, Word]], Sequence[Word]]:
+    """A starter's options by their long names, each with its value; and the words behind them.
+
+    A variable that isn't known, and may be options of what starts ranks, has the name HELD.
+    """
+    table, found, at = tables()[family], list[tuple[str, Word]](), 0
+    while _is_option(words, at) or _is_held(table, words, at):
+        word, at = words[at], at + 1
+        name, equals, value = word.text.lstrip("-").partition("=")
+        if family == "slurm" and not word.text.startswith("--") and len(word.text) > 2:
+            name, equals, value = word.text[1], "=", word.text[2:].removeprefix("=")
+        if "takes" in table:
+            name = name.replace("-", "_")
+            takes = name in table["takes"]
         else:
-            yield name, words[at]
+            name = table["short"].get(name, name)
+            takes = name not in table["flags"] and not _is_option(words, at)
+        if equals:
+            found.append((name, replace(word, text=value)))
+        elif takes and at < len(words):
+            found.append((name, words[at]))
             at += 1
+        else:
+            held = not word.text.startswith("-")
+            found.append((HELD, word) if held else (name, replace(word, text="")))
+    return found, words[at:]
+
+
+def _is_option(words: Sequence[Word], at: int) -> bool:
+    return at < len(words) and words[at].text.startswith("-") and words[at].text != "-"
+
+
+def _is_held(table: Mapping[str, Any], words: Sequence[Word], at: int) -> bool:
+    """Whether a word is options in a variable: a program comes before the next long option."""
+    if at == len(words) or not (table.get("takes") and words[at].unknown):
+        return False
+    known = takewhile(lambda word: not word.text.startswith("--"), words[at + 1 :])
+    return words[at].text[-3:] != ".py" and any(word.text.endswith(".py") for word in known)
 
 
 def _ask(found: ScriptContext, family: str, named: str, words: Sequence[Word]) -> None:
     """Note what the options of a starter ask for, up to the first word that is none."""
     table = tables()[family]
-    for name, word in options(family, words):
-        if not name:
-            if family in ("docker", "apptainer"):
-                found.image = word
-            return
+    asked, behind = options(family, words)
+    for name, word in asked:
         what, _, key = table["does"].get(name, table["other"]).partition("=")
         if _is_noted(found, name, word, what, key):
             continue
         if word.unknown:
             found.tell(word.line, f"{word.unknown}: {named}'s {name} isn't carried over")
         else:
-            asked = printable(f"{named}'s {name} {word.text}".rstrip())
-            found.tell(word.line, f"{asked}: not carried over")
+            text = printable(f"{named}'s {name} {word.text}".rstrip())
+            found.tell(word.line, f"{text}: not carried over")
+    if behind and table["verbs"]:
+        found.image = behind[0]
 
 
 def _is_noted(found: ScriptContext, name: str, word: Word, what: str, key: str) -> bool:
@@ -249,9 +240,11 @@ def _is_of_container(found: ScriptContext, word: Word, what: str, key: str) -> b
         mount = _mount(f"{source or ''}:{target or parts.get('dst', '')}")
         found.mounts += [replace(mount, read_only="readonly" in parts)] if mount and source else []
         return bool(mount and source)
-    if what == "devices" and _is_gpus(text.strip("\"'")):
-        found.gpus = text.strip("\"'")
-        return True
+    if what == "devices":
+        with suppress(UsageError):
+            parse_gpus(gpus := text.strip("\"'"))
+            found.gpus = gpus
+            return True
     if what in ("resource", "resources"):
         before = found.resources[key].text if what == "resources" and key in found.resources else ""
         found.resources[key] = Word(f"{before} {text}".strip(), word.line)
@@ -290,17 +283,9 @@ def _mount(text: str) -> ScriptMount | None:
     return ScriptMount(outer.rstrip("/") or "/", inner.rstrip("/") or "/", mode == "ro")
 
 
-def _is_gpus(text: str) -> bool:
-    try:
-        parse_gpus(text)
-    except UsageError:
-        return False
-    return True
-
-
 def exported(command: ScriptCommand, around: Sequence[ScriptCommand]) -> Mapping[str, Word]:
     """The variables that the ranks have from the script: within a container, what is set inside."""
     for outer in around:
-        if STARTERS.get(outer.name) == "docker":
+        if family_of(outer.name) == "docker":
             return {n: w for n, w in command.env.items() if outer.env.get(n) != w}
     return command.env

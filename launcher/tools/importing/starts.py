@@ -5,15 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import takewhile
 
 from launcher.runs.plan import program_options
 from launcher.runs.plan.program import upstreams
 from launcher.tools.importing.commands import ScriptCommand, Word
-from launcher.tools.importing.starters import ranks
+from launcher.tools.importing.starters import options, tables
 
-MODULES = ("torch.distributed.launch", "torch.distributed.run", "torch.distributed.elastic")
-HELD = "options in a variable"
+MODULES = re.compile(r"torch\.distributed\.(?:launch|run|elastic)|(deepspeed)")
+"""Modules that start ranks: torchrun's and deepspeed's."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +24,7 @@ class Start:
 
     line: int
     starter: str
-    options: tuple[Word, ...]
+    options: tuple[tuple[str, Word], ...]
     program: Word
     arguments: tuple[Word, ...]
     command: ScriptCommand
@@ -38,28 +37,24 @@ class Start:
 
 
 def find_starts(commands: Sequence[ScriptCommand]) -> list[Start]:
+    """All starts, in the commands' order."""
+    found = map(_start_of, commands)
+    return [replace(one, around=tuple(_around(commands, one.command))) for one in found if one]
+
+
+def distinct(starts: Sequence[Start]) -> list[Start]:
     """The starts in order; those that differ in a node's own number alone are one."""
     found = dict[tuple[str, ...], Start]()
-    for command in commands:
-        start = _start_of(command)
-        if start:
-            around = tuple(_around(commands, command))
-            start = replace(start, around=around)
-            words = [word.text for word in (start.program, *start.arguments)]
-            first = found.setdefault((start.starter, *words), start)
-            if _order(start) < _order(first):  # those in the background come in any order
-                found[(start.starter, *words)] = start
+    for start in starts:
+        key = (start.starter, start.program.text, *(word.text for word in start.arguments))
+        first = found.setdefault(key, start)
+        if _order(start) < _order(first):  # those in the background come in any order
+            found[key] = start
     return list(found.values())
 
 
 def _order(start: Start) -> tuple[int, list[str]]:
     return start.line, [word.text for one in start.around for word in one.words]
-
-
-def starting(commands: Sequence[ScriptCommand]) -> list[ScriptCommand]:
-    """The commands that start a program, or that one which does stands in."""
-    found = [command for command in commands if _start_of(command)]
-    return found + [outer for command in found for outer in _around(commands, command)]
 
 
 def choose(starts: Sequence[Start]) -> int:
@@ -113,77 +108,35 @@ def respelled(words: Sequence[Word]) -> dict[str, str]:
     return {name: ours for name, ours in names.items() if name not in known and ours in known}
 
 
-def as_pairs(starter: str, words: Sequence[Word]) -> Iterator[tuple[str, Word]]:
-    """The starter's own options by name, with _ for -, each with its value.
-
-    A variable that isn't known and may be options has the name HELD.
-    """
-    taking, at = ranks()["takes"].get(starter, "").split(), 0
-    while at < len(words):
-        word = words[at]
-        name, equals, value = word.text.lstrip("-").partition("=")
-        name = name.replace("-", "_")
-        at += 1
-        if equals:
-            yield name, replace(word, text=value)
-        elif name in taking and at < len(words):
-            yield name, words[at]
-            at += 1
-        elif word.text.startswith("-") and name not in ("m", "module"):
-            yield name, Word("", word.line)
-        elif word.unknown:
-            yield HELD, word
-
-
 def _start_of(command: ScriptCommand) -> Start | None:
     """The command taken apart, if it starts a Python program."""
-    words = command.words
-    if command.name in ranks()["takes"]:
-        return _taken_apart(command, command.name, words[1:])
-    if re.fullmatch(r"python[\d.]*", command.name):
-        rest = words[1:]
-        while rest and re.fullmatch(r"-[uOBsSEI]+|-[WX].+", rest[0].text):
-            rest = rest[1:]
-        if len(rest) > 1 and rest[0].text == "-m" and rest[1].text.startswith(MODULES):
-            return _taken_apart(command, "torchrun", rest[2:])
-        if len(rest) > 1 and rest[0].text == "-m" and rest[1].text.startswith("deepspeed"):
-            return _taken_apart(command, "deepspeed", rest[2:])
-        return _taken_apart(command, "", rest)
     if command.name.endswith(".py"):
-        return _taken_apart(command, "", words)
-    return None
+        return _taken_apart(command, "python", command.words)
+    starter = re.sub(r"^python[\d.]*$", "python", command.name)
+    if "takes" not in tables().get(starter, ()):
+        return None
+    verb = len(command.words) > 1 and command.words[1].text in tables()[starter]["verbs"]
+    return _taken_apart(command, starter, command.words[1 + verb :])
 
 
 def _taken_apart(command: ScriptCommand, starter: str, words: Sequence[Word]) -> Start | None:
-    """The starter's own words end at the program, the first that is no option or its value."""
-    taking = ranks()["takes"].get(starter, "").split()
-    position = 1 if starter == "accelerate" and words and words[0].text == "launch" else 0
-    while position < len(words):
-        word, rest = words[position], words[position + 1 :]
-        name = word.text.lstrip("-").replace("-", "_")
-        # A variable that isn't known holds options of the starter's where a program follows.
-        held = word.unknown and not word.text.endswith(".py") and starter and _has_program(rest)
-        if not (word.text.startswith("-") or held):
-            break
-        position += 2 if name in taking else 1
-    if position >= len(words):
+    """The starter's own options end at the program, or at the module."""
+    given, behind = options(starter, words)
+    if not behind:
         return None
-    program = words[position]
-    if position and words[position - 1].text in ("-m", "--module"):
+    program, own = behind[0], starter != "python"
+    if given and given[-1][0] in ("m", "module"):
+        if not own and (ranks := MODULES.match(program.text)):
+            return _taken_apart(command, ranks[1] or "torchrun", behind[1:])
         path = f"{program.text.replace('.', '/')}.py"
-        if path not in upstreams() and not starter:
+        if path not in upstreams() and not own:
             return None
         program = replace(program, text=path if path in upstreams() else f"-m {program.text}")
-    elif not program.text.endswith(".py") and not (program.unknown and starter):
+    elif not program.text.endswith(".py") and not (program.unknown and own):
         return None
-    options = tuple(words[:position])
-    return Start(command.line, starter, options, program, tuple(words[position + 1 :]), command, ())
-
-
-def _has_program(words: Sequence[Word]) -> bool:
-    """Whether a program comes before the first long option."""
-    known = takewhile(lambda word: not word.text.startswith("--"), words)
-    return any(word.text.endswith(".py") for word in known)
+    given = [pair for pair in given if own and pair[0] not in ("m", "module")]
+    name = starter if own else ""
+    return Start(command.line, name, tuple(given), program, tuple(behind[1:]), command, ())
 
 
 def _around(commands: Sequence[ScriptCommand], command: ScriptCommand) -> list[ScriptCommand]:

@@ -127,6 +127,22 @@ def test_a_launch_asks_the_engine_ten_times_and_imports_no_sdk(
     )
 
 
+def test_a_stop_lists_all_backends_runs_without_the_sdk(
+    sockets: Path, standin_engine: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One module of compose's took it in again for every `ps`, `stop` and `logs`."""
+
+    class Empty(StandInHandler):
+        otherwise, named = b"[]", b"1.41"
+
+    monkeypatch.setenv("DOCKER_HOST", standin_engine(sockets / "e.sock", Empty))
+    monkeypatch.setenv("LAUNCHER_RUNS", str(tmp_path / "runs"))
+    code = LAUNCH.replace('"run", "gpt2-tiny.yaml", "--set", "image=site.example/own:1"', '"ps"')
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    code, _, *imported = done.stdout.splitlines()[-1].split()
+    assert (code, {*imported} & {"docker", "requests"}) == ("0", set()), done
+
+
 def api_of(host: str, kind: type[Any], seconds: float = 20.0) -> Any:
     return kind(host, **{"version" if kind is Api else "api_version": "1.41"}, timeout=seconds)
 

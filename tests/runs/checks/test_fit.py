@@ -63,6 +63,17 @@ LARGE = ("model.num_layers=48", "model.hidden_size=1600", "model.num_attention_h
             "tensor 1 × pipeline 3.",
         ),
         (1, LARGE, 1, "No layout of this model fits on GPUs of 1.0 GB"),
+        (  # which is of use once a layer is split
+            4,
+            ("training.global_batch_size=4",),
+            2.1,
+            "--set parallel.use_distributed_optimizer=true "
+            "--set megatron_args.recompute_granularity=full "
+            "--set megatron_args.recompute_method=uniform "
+            "--set megatron_args.recompute_num_layers=1 "
+            "--set parallel.tensor_model_parallel_size=4 "
+            "--set parallel.sequence_parallel=true: then about 1.9",
+        ),
     ],
 )  # fmt: skip
 def test_the_smallest_change_that_makes_it_fit_is_told(

@@ -299,8 +299,8 @@ def test_no_config_gives_a_traceback(tmp_path: Path, family: str, seed: int) -> 
     theirs = made(tmp_path / "theirs", family)
     whole = json.loads((theirs / "config.json").read_text())
     chance = random.Random(seed)  # noqa: S311
-    refused = 0
-    for number in range(40):
+    refused, tried = 0, 40 if seed else 12
+    for number in range(tried):
         names = chance.sample([*whole, "rope_parameters", "eos_token_id"], chance.choice((1, 1, 2)))
         (theirs / "config.json").write_text(
             json.dumps(whole | {name: chance.choice(ODD) for name in names})
@@ -313,7 +313,7 @@ def test_no_config_gives_a_traceback(tmp_path: Path, family: str, seed: int) -> 
             refused += 1
         else:
             same(theirs, tmp_path / f"back-{number}")
-    assert 0 < refused < 40
+    assert 0 < refused < tried
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from docker.api import APIClient
-from docker.errors import DockerException, NotFound
-
 from launcher.base import files
 from launcher.base.names import LABEL
 from launcher.images.engine.compose_plugin import compose
@@ -33,6 +30,7 @@ from launcher.runs.records import record
 
 if TYPE_CHECKING:
     from docker import DockerClient
+    from docker.api import APIClient
 
 FILE, LOG = "compose.yaml", "compose.log"
 LAST_LINES = 200
@@ -145,7 +143,7 @@ def _started(
         up.kill()
         up.wait()
         raise
-    raise container.start_error(DockerException(_said(log)), plan)
+    raise container.start_error(RuntimeError(_said(log)), plan)
 
 
 def _said(log: Path) -> str:
@@ -175,7 +173,7 @@ def remove(api: APIClient, project: str) -> None:
         for one in api.containers(all=True, filters=filters):
             container.remove_container(api, one["Id"])
         for network in api.networks(filters=filters):
-            with suppress(NotFound):
+            with suppress(container.missing()):
                 api.remove_network(network["Id"])
     except container.failures() as error:
         tell(
