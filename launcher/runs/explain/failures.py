@@ -11,7 +11,7 @@ from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
-from itertools import accumulate, chain
+from itertools import accumulate, chain, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -40,12 +40,14 @@ SUSPECTS = 10
 MOST_WHO = 2  # tools whose errors are unknown, of which the first is a place
 MOST_NEAR = 4  # lines that may say why, of a summary
 NEAR = 64  # lines before an error in which its traceback is looked for
-RAISED, CHAINED, UNCAUGHT, ENDS, LOUD, PASSING, ECHO, FAR, CRASH = (
+BLOCK = 8  # lines after an error that may be of its message
+RAISED, CHAINED, UNCAUGHT, ENDS, LOUD, PASSING, ECHO, FAR, CRASH, INFO = (
     re.compile(LINES[name])
-    for name in "raised chained uncaught ends loud passing echo far crash".split()
+    for name in "raised chained uncaught ends loud passing echo far crash info".split()
 )
 RAISED_OR_CHAINED = re.compile(f"{RAISED.pattern}|{CHAINED.pattern}", re.MULTILINE)
 NOTABLE = re.compile(f"{RAISED_OR_CHAINED.pattern}|{LOUD.pattern}", re.MULTILINE)
+OWN_FAULT = re.compile(r"(?:Key|Index|Attribute|Name|UnboundLocal|ZeroDivision)Error\b")
 COMMAND = re.compile(r"`([^`]+)`")  # a command in a cure
 
 
@@ -195,9 +197,9 @@ class Explanation:
     @property
     def lines(self) -> list[str]:
         """The lines to print: the cause and its place, the cure, what may be ignored."""
-        rest = ((one.failure.name, one.said) for one in self.signs[1:] or self.aftermath)
-        follows = [f"  {name} ({said.where})" if said else f"  {name}" for name, said in rest]
-        after = ["what follows from it, or came after it:", *follows] if follows else []
+        before, follows = map(_listed, self._rest)
+        after = ["also in the log, before it:", *before] if before else []
+        after += ["what follows from it, or came after it:", *follows] if follows else []
         if (first := self.first) is None:
             suspects = [line for said in self.suspects for line in _shown(said)]
             told = "; these lines look most like one:" if suspects else ", nor a line like one"
@@ -207,6 +209,14 @@ class Explanation:
         quoted = [line for line in log if line not in ("", known.name)]
         cause = [f"{HEADS[known.certainty]}: {known.name}", *quoted, *_cures(known), *self._near]
         return [*cause, *after, *(self._asking if known.certainty != "cause" else [])]
+
+    @property
+    def _rest(self) -> tuple[list[FailureSign], list[FailureSign]]:
+        """The other known failures: what stands before the first cause, and what may follow it."""
+        first, rest = self.first, self.signs[1:] or self.aftermath
+        at = first.first if first and first.said else 0
+        early = [one for one in rest if one.said and one.said.line < at]
+        return early, [one for one in rest if one not in early]
 
     @property
     def _near(self) -> list[str]:
@@ -227,10 +237,16 @@ class Explanation:
         first = [self.first] if self.first else []
         return {
             "causes": [sign.as_dict for sign in first],
-            "follows": [sign.as_dict for sign in self.signs[1:] or self.aftermath],
+            "before": [sign.as_dict for sign in self._rest[0]],
+            "follows": [sign.as_dict for sign in self._rest[1]],
             "suspects": [] if self.signs else [asdict(said) for said in self.suspects],
             "about": self.about,
         }
+
+
+def _listed(signs: list[FailureSign]) -> list[str]:
+    found = ((sign.failure.name, sign.said) for sign in signs)
+    return [f"  {name} ({said.where})" if said else f"  {name}" for name, said in found]
 
 
 def _cures(known: Failure) -> list[str]:
@@ -276,12 +292,21 @@ def _find(lines: list[Words], signs: dict[str, FailureSign]) -> None:
         for match in chain.from_iterable(pattern(known).finditer(text, *span) for span in spans):
             first = bisect_right(starts, match.start()) - 1
             last = bisect_right(starts, max(0, match.end() - 1)) - 1
-            if not _may_say(lines[last], known, signs):
+            whole, before = text[starts[first] : starts[last + 1]], _before(lines, last)
+            chained = "\n".join(line.text for line in before if RAISED.match(line.text))
+            chained *= any(CHAINED.search(line.text) for line in before)
+            if not _may_say(lines[last], known, signs) or _overlooks(known, match[0], whole + chained):
                 continue
-            row, said = known.filled(match, _before(lines, last)), _located(lines, last)
+            row, said = known.filled(match, before), _located(lines, last)
             number, column = lines[first].number, match.start() - starts[first]
             signs[known.name] = FailureSign(row, said, number, known.kind, column)
             break
+
+
+def _overlooks(known: Failure, match: str, text: str) -> bool:
+    """Whether words in the line, or an exception that led to it, say why, and not the row."""
+    texts = " ".join((match, known.name, known.cure, *known.either))
+    return not known.located and stated.overlooks(texts, text)
 
 
 def _joined(lines: list[Words]) -> tuple[str, list[int]]:
@@ -305,7 +330,8 @@ def _place(raised: list[LogLine], signs: dict[str, FailureSign]) -> None:
     told = [sign.said.line for sign in signs.values() if sign.said]
     for known in table():
         for said in raised if known.raised and known.name not in signs else ():
-            if said.line not in told and re.match(known.raised, said.raised_by):
+            refused = not OWN_FAULT.match(said.words) and re.match(known.raised, said.raised_by)
+            if said.line not in told and refused:
                 signs[known.name] = FailureSign(known, said, said.line, known.kind)
                 break
 
@@ -329,7 +355,7 @@ def _suspect(lines: list[Words], raised: dict[str, LogLine], loud: dict[str, Log
             continue
         chosen, kind = raised if is_raised else loud, re.sub(r"[\da-f]+", "", line.text)
         if kind not in chosen and len(chosen) < SUSPECTS:
-            chosen[kind] = _located([*lines[:index], _whole(lines, index)], index)
+            chosen[kind] = _located(lines, index)
 
 
 def _cut_off(lines: list[Words]) -> dict[str, LogLine]:
@@ -355,23 +381,25 @@ def _before(lines: list[Words], index: int) -> list[Words]:
 
 
 def _whole(lines: list[Words], index: int) -> Words:
-    """The line, with the next one where it ends before its message."""
-    line, after = lines[index], lines[index + 1 : index + 2]
-    if not (RAISED.search(line.text) and line.text.rstrip().endswith(":") and after):
+    """The line; where it ends before its message, with the next, or the next that says an error."""
+    line = lines[index]
+    after = list(takewhile(lambda one: one.text.strip(), lines[index + 1 : index + BLOCK]))
+    if not line.text.rstrip().endswith(":") or not after or after[0].text.startswith("Traceback"):
         return line
-    said = after[0].text.strip()
+    loud = (one for one in after[1:] if LOUD.search(one.text) and not INFO.search(one.text))
+    said = (after[0] if not INFO.match(after[0].text) else next(loud, after[0])).text.strip()
     return line._replace(raw=f"{line.raw.rstrip()} {said}", text=f"{line.text.rstrip()} {said}")
 
 
 def _located(lines: list[Words], index: int) -> LogLine:
     """The line to quote, and where it is raised, by Megatron's words or its stack."""
-    line = lines[index]
+    line = _whole(lines, index)
     if CRASH.search(line.text):
         return replace(line.quoted, raised_by=stated.native(lines[index : index + NEAR]))
     if not RAISED.search(line.text):
         return line.quoted
-    where = refusals.find(line.text) or stated.location(stated.traceback(_before(lines, index)))
-    return replace(line.quoted, raised_by=where)
+    frames = stated.traceback(_before(lines, index), line.text)
+    return replace(line.quoted, raised_by=refusals.find(line.text) or stated.location(frames))
 
 
 def _ordered(signs: list[FailureSign], raised: list[LogLine]) -> tuple[list[FailureSign], bool]:
@@ -416,5 +444,6 @@ def _explains(other: FailureSign, sign: FailureSign) -> bool:
 def _is_known(said: str) -> bool:
     """Whether a line is of a row, or of the network, but for errors that state what they are."""
     parts = anchors.find(said, [0, len(said) + 1])
-    known = (one for one in table() if one.name in parts and one.kind != STATED)
-    return bool(FAR.search(said)) or any(pattern(one).search(said) for one in known)
+    rows = (one for one in table() if one.name in parts and one.kind != STATED)
+    found = ((one, match) for one in rows if (match := pattern(one).search(said)))
+    return bool(FAR.search(said)) or any(not _overlooks(one, match[0], said) for one, match in found)

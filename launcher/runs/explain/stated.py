@@ -15,14 +15,20 @@ FRAME = re.compile(
 """A frame of a traceback, Python's, IPython's or rich's: its file, line and function."""
 
 INSTALLED = re.compile(r"(?:site|dist)-packages[/\\](\w+)")
-CHECKOUT = re.compile(r"/(megatron|nemo|verl|swift|slime|torchtitan)/")
-PASSED = re.compile(
-    r"/lib/python3[\d.]*/(?!(?:site|dist)-packages)|torch/nn/modules/module\.py$|^<"
+CHECKOUT = re.compile(
+    r"/(megatron|nemo|verl|swift|slime|torchtitan|torch(?=/(?:_\w+|nn|distributed|utils|cuda)/)"
+    r"|deepspeed(?=/(?:runtime|ops|comm|launcher)/)|transformers(?=/(?:models|utils)/))/"
 )
-"""Files that pass an error on: Python's own, and torch's for the attributes of a module."""
+PASSED = re.compile(
+    r"/lib/python3[\d.]*/(?!(?:site|dist)-packages)|torch/nn/modules/module\.py$|^<|/bin/[\w.-]+$"
+)
+"""Files that pass an error on: Python's own, a command's, and torch's for a module's attributes."""
+
+MADE = re.compile(r"^/(?:tmp|dev/shm)/|/torchinductor_|/\.(?:cache|triton)/")  # by a program
 
 WRAPPER = re.compile(r"(?:^|[._])(?:wrapp(?:er|ed)\w*|decorat\w*|inner(?:_f)?|new_func|_fn)$")
 """Functions that call another for somebody: decorators'."""
+CALL = "TypeError"
 HANDS_ON = re.compile(r"\*\*\w*(?:kwargs?|kwds)\b")  # a call with whatever its caller gave
 
 NATIVE = re.compile(LINES["native"], re.VERBOSE)
@@ -30,6 +36,7 @@ ENDING = re.compile(LINES["ending"])
 HOLE = re.compile(r"\{(\w+)\}")
 PROGRAM = "the program"
 OWNER = re.compile(r"\(code of (\w+)\)")  # in location()
+REASONS = [(re.compile(says), re.compile(texts)) for says, texts in LINES["reasons"].items()]
 STEPS = [(re.compile(says), meaning, step) for says, (meaning, step) in LINES["steps"].items()]
 WHO = [(re.compile(says), name) for name, says in LINES["who"].items()]
 
@@ -51,17 +58,22 @@ def values(match: re.Match[str], frames: list[re.Match[str]]) -> dict[str, str]:
     }
 
 
-def traceback(before: Iterable[Words]) -> list[re.Match[str]]:
-    """The frames of the last traceback, outermost first, without those that pass an error on."""
+def traceback(before: Iterable[Words], error: str = CALL) -> list[re.Match[str]]:
+    """The frames of the last traceback, outermost first, without those that pass an error on.
+
+    A frame that calls with whatever its caller gave passes on but errors of the call itself.
+    """
     frames, is_last = list[re.Match[str]](), False  # is_last: this line may be the last one's code
+    hands_on = False  # whether the last one does
     for line in before:
         frames = [] if line.text.startswith("Traceback") else frames
         if frame := FRAME.search(line.text):
             is_last = not PASSED.search(frame[1]) and not WRAPPER.search(frame[3])
-            frames += [frame] * is_last
-        elif is_last and len(frames) > 1 and HANDS_ON.search(line.text):
-            frames, is_last = frames[:-1], False
-    return frames
+            frames = [*(frames[:-1] if hands_on else frames), *([frame] * is_last)]
+            hands_on = False
+        elif is_last and len(frames) > 1:
+            hands_on = hands_on or bool(HANDS_ON.search(line.text))
+    return frames[:-1] if hands_on and CALL in error else frames
 
 
 def meaning(error: str, place: str) -> tuple[str, str]:
@@ -70,6 +82,11 @@ def meaning(error: str, place: str) -> tuple[str, str]:
     found = {"package": LINES["packages"].get(owner[1], owner[1]) if owner else PROGRAM}
     told, step = next((told, step) for says, told, step in STEPS if says.search(error))
     return f"{who(error)}: {told}", fill(step, found)
+
+
+def overlooks(texts: str, line: str) -> bool:
+    """Whether a line has words that say why, of which the texts of a row that fits it do not."""
+    return any(says.search(line) and not known.search(texts) for says, known in REASONS)
 
 
 def who(error: str) -> str:
@@ -86,7 +103,8 @@ def location(frames: list[re.Match[str]]) -> str:
     owner = _owner(last)
     others = [frame for frame in calls if _owner(frame) != owner] or calls
     called = f", called by {_place(others[-1])}" if others else ""
-    return f"raised by {_place(last)} (code of {owner or 'your script or checkout'}){called}"
+    whose = f" (code of {owner})" if owner else " (code of your script or checkout)" * _is_yours(last, frames)
+    return f"raised by {_place(last)}{whose}{called}"
 
 
 def native(lines: Iterable[Words]) -> str:
@@ -102,6 +120,14 @@ def native(lines: Iterable[Words]) -> str:
 def _owner(frame: re.Match[str]) -> str:
     owner = INSTALLED.search(frame[1]) or CHECKOUT.search(frame[1])
     return owner[1] if owner else ""
+
+
+def _is_yours(frame: re.Match[str], frames: list[re.Match[str]]) -> bool:
+    """Whether its file is below the working folder or the script's, and written by nobody else."""
+    own = [one for one in frames if not _owner(one) and not MADE.search(one[1])]
+    folders = [one[1].rpartition("/")[0] for one in own if one[3] == "<module>"][:1]
+    below = not frame[1].startswith("/") or any(frame[1].startswith(f"{one}/") for one in folders)
+    return below and not MADE.search(frame[1])
 
 
 def _place(frame: re.Match[str]) -> str:
