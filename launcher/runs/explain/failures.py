@@ -11,7 +11,7 @@ from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
-from itertools import accumulate, chain, takewhile
+from itertools import accumulate, chain
 from pathlib import Path
 from typing import Any
 
@@ -36,18 +36,18 @@ STATED = KINDS[2]
 AFTERWARDS = KINDS[3:]  # what may be what another failure has led to
 HEADS = {"cause": "cause", "clue": "this points to", "located": "where it failed"}
 OPEN = "possible causes, each with its cure, the likeliest first; it may be another"
+BEFORE, AFTER = "also in the log, before it:", "what follows from it, or came after it:"
 SUSPECTS = 10
 MOST_WHO = 2  # tools whose errors are unknown, of which the first is a place
 MOST_NEAR = 4  # lines that may say why, of a summary
 NEAR = 64  # lines before an error in which its traceback is looked for
 BLOCK = 8  # lines after an error that may be of its message
-RAISED, CHAINED, UNCAUGHT, ENDS, LOUD, PASSING, ECHO, FAR, CRASH, INFO = (
+RAISED, CHAINED, UNCAUGHT, ENDS, LOUD, PASSING, ECHO, FAR, CRASH, INFO, FAULT = (
     re.compile(LINES[name])
-    for name in "raised chained uncaught ends loud passing echo far crash info".split()
+    for name in "raised chained uncaught ends loud passing echo far crash info fault".split()
 )
 RAISED_OR_CHAINED = re.compile(f"{RAISED.pattern}|{CHAINED.pattern}", re.MULTILINE)
 NOTABLE = re.compile(f"{RAISED_OR_CHAINED.pattern}|{LOUD.pattern}", re.MULTILINE)
-OWN_FAULT = re.compile(r"(?:Key|Index|Attribute|Name|UnboundLocal|ZeroDivision)Error\b")
 COMMAND = re.compile(r"`([^`]+)`")  # a command in a cure
 
 
@@ -99,6 +99,12 @@ class Failure:
     def remedy(self) -> str:
         """What mends it; of several causes all, the likeliest first."""
         return self.cure or "; or ".join(self.either)
+
+    def overlooks(self, match: re.Match[str], text: str) -> bool:
+        """Whether words of a text in which it fits say why, and its match and texts don't."""
+        texts = " ".join((match[0], self.name, self.cure, *self.either))
+        reasons = (own for says, own in stated.REASONS if says.search(text))
+        return not self.located and not all(own.search(texts) for own in reasons)
 
     def filled(self, match: re.Match[str], before: list[Words]) -> Failure:
         """The row with what a match and the lines before it name in its texts, at {words}."""
@@ -197,9 +203,8 @@ class Explanation:
     @property
     def lines(self) -> list[str]:
         """The lines to print: the cause and its place, the cure, what may be ignored."""
-        before, follows = map(_listed, self._rest)
-        after = ["also in the log, before it:", *before] if before else []
-        after += ["what follows from it, or came after it:", *follows] if follows else []
+        rest = ((head, *map(_named, signs)) for head, signs in self._rest.items() if signs)
+        after = [*chain.from_iterable(rest)]
         if (first := self.first) is None:
             suspects = [line for said in self.suspects for line in _shown(said)]
             told = "; these lines look most like one:" if suspects else ", nor a line like one"
@@ -211,12 +216,11 @@ class Explanation:
         return [*cause, *after, *(self._asking if known.certainty != "cause" else [])]
 
     @property
-    def _rest(self) -> tuple[list[FailureSign], list[FailureSign]]:
+    def _rest(self) -> dict[str, list[FailureSign]]:
         """The other known failures: what stands before the first cause, and what may follow it."""
-        first, rest = self.first, self.signs[1:] or self.aftermath
-        at = first.first if first and first.said else 0
-        early = [one for one in rest if one.said and one.said.line < at]
-        return early, [one for one in rest if one not in early]
+        first, rest = self.first.first if self.first else 0, self.signs[1:] or self.aftermath
+        early = [one for one in rest if one.said and one.said.line < first]
+        return {BEFORE: early, AFTER: [one for one in rest if one not in early]}
 
     @property
     def _near(self) -> list[str]:
@@ -235,18 +239,18 @@ class Explanation:
     def as_json(self) -> dict[str, Any]:
         """The same for programs: cause, its sign, commands that look or mend, what follows."""
         first = [self.first] if self.first else []
+        before, follows = ([one.as_dict for one in signs] for signs in self._rest.values())
         return {
             "causes": [sign.as_dict for sign in first],
-            "before": [sign.as_dict for sign in self._rest[0]],
-            "follows": [sign.as_dict for sign in self._rest[1]],
+            "before": before,
+            "follows": follows,
             "suspects": [] if self.signs else [asdict(said) for said in self.suspects],
             "about": self.about,
         }
 
 
-def _listed(signs: list[FailureSign]) -> list[str]:
-    found = ((sign.failure.name, sign.said) for sign in signs)
-    return [f"  {name} ({said.where})" if said else f"  {name}" for name, said in found]
+def _named(sign: FailureSign) -> str:
+    return f"  {sign.failure.name}" + (f" ({sign.said.where})" if sign.said else "")
 
 
 def _cures(known: Failure) -> list[str]:
@@ -273,7 +277,7 @@ def explain(log: Iterable[bytes], cause: EndCause = EndCause.ITSELF) -> Explanat
         _suspect(by_source(kept), raised, loud)
     if not raised and not loud and not signs:
         raised |= _cut_off(lines)
-    _place(list(raised.values()), signs)
+    _place([said for said in raised.values() if not FAULT.match(said.words)], signs)
     suspects = [*raised.values(), *loud.values()][:SUSPECTS]
     suspects.sort(key=lambda said: said.line)
     ordered, unknown = _ordered(list(signs.values()), list(raised.values()))
@@ -295,18 +299,12 @@ def _find(lines: list[Words], signs: dict[str, FailureSign]) -> None:
             whole, before = text[starts[first] : starts[last + 1]], _before(lines, last)
             chained = "\n".join(line.text for line in before if RAISED.match(line.text))
             chained *= any(CHAINED.search(line.text) for line in before)
-            if not _may_say(lines[last], known, signs) or _overlooks(known, match[0], whole + chained):
+            if not _may_say(lines[last], known, signs) or known.overlooks(match, whole + chained):
                 continue
             row, said = known.filled(match, before), _located(lines, last)
             number, column = lines[first].number, match.start() - starts[first]
             signs[known.name] = FailureSign(row, said, number, known.kind, column)
             break
-
-
-def _overlooks(known: Failure, match: str, text: str) -> bool:
-    """Whether words in the line, or an exception that led to it, say why, and not the row."""
-    texts = " ".join((match, known.name, known.cure, *known.either))
-    return not known.located and stated.overlooks(texts, text)
 
 
 def _joined(lines: list[Words]) -> tuple[str, list[int]]:
@@ -330,8 +328,7 @@ def _place(raised: list[LogLine], signs: dict[str, FailureSign]) -> None:
     told = [sign.said.line for sign in signs.values() if sign.said]
     for known in table():
         for said in raised if known.raised and known.name not in signs else ():
-            refused = not OWN_FAULT.match(said.words) and re.match(known.raised, said.raised_by)
-            if said.line not in told and refused:
+            if said.line not in told and re.match(known.raised, said.raised_by):
                 signs[known.name] = FailureSign(known, said, said.line, known.kind)
                 break
 
@@ -382,12 +379,15 @@ def _before(lines: list[Words], index: int) -> list[Words]:
 
 def _whole(lines: list[Words], index: int) -> Words:
     """The line; where it ends before its message, with the next, or the next that says an error."""
-    line = lines[index]
-    after = list(takewhile(lambda one: one.text.strip(), lines[index + 1 : index + BLOCK]))
-    if not line.text.rstrip().endswith(":") or not after or after[0].text.startswith("Traceback"):
+    line, after = lines[index], lines[index + 1 : index + BLOCK]
+    goes_on = after and (line.source or after[0].number == line.number + 1)
+    said = after[0].text.strip() if goes_on else ""
+    if not line.text.rstrip().endswith(":") or said[:9] in ("", "Traceback"):
         return line
-    loud = (one for one in after[1:] if LOUD.search(one.text) and not INFO.search(one.text))
-    said = (after[0] if not INFO.match(after[0].text) else next(loud, after[0])).text.strip()
+    errors = (
+        one.text.strip() for one in after if LOUD.search(one.text) and not INFO.match(one.text)
+    )
+    said = next(errors, said) if INFO.match(said) else said
     return line._replace(raw=f"{line.raw.rstrip()} {said}", text=f"{line.text.rstrip()} {said}")
 
 
@@ -446,4 +446,4 @@ def _is_known(said: str) -> bool:
     parts = anchors.find(said, [0, len(said) + 1])
     rows = (one for one in table() if one.name in parts and one.kind != STATED)
     found = ((one, match) for one in rows if (match := pattern(one).search(said)))
-    return bool(FAR.search(said)) or any(not _overlooks(one, match[0], said) for one, match in found)
+    return bool(FAR.search(said)) or not all(one.overlooks(match, said) for one, match in found)

@@ -15,20 +15,9 @@ FRAME = re.compile(
 """A frame of a traceback, Python's, IPython's or rich's: its file, line and function."""
 
 INSTALLED = re.compile(r"(?:site|dist)-packages[/\\](\w+)")
-CHECKOUT = re.compile(
-    r"/(megatron|nemo|verl|swift|slime|torchtitan|torch(?=/(?:_\w+|nn|distributed|utils|cuda)/)"
-    r"|deepspeed(?=/(?:runtime|ops|comm|launcher)/)|transformers(?=/(?:models|utils)/))/"
-)
-PASSED = re.compile(
-    r"/lib/python3[\d.]*/(?!(?:site|dist)-packages)|torch/nn/modules/module\.py$|^<|/bin/[\w.-]+$"
-)
-"""Files that pass an error on: Python's own, a command's, and torch's for a module's attributes."""
-
-MADE = re.compile(r"^/(?:tmp|dev/shm)/|/torchinductor_|/\.(?:cache|triton)/")  # by a program
-
+CHECKOUT, PASSED, MADE = (re.compile(LINES[name]) for name in ("checkout", "passed", "made"))
 WRAPPER = re.compile(r"(?:^|[._])(?:wrapp(?:er|ed)\w*|decorat\w*|inner(?:_f)?|new_func|_fn)$")
 """Functions that call another for somebody: decorators'."""
-CALL = "TypeError"
 HANDS_ON = re.compile(r"\*\*\w*(?:kwargs?|kwds)\b")  # a call with whatever its caller gave
 
 NATIVE = re.compile(LINES["native"], re.VERBOSE)
@@ -58,22 +47,21 @@ def values(match: re.Match[str], frames: list[re.Match[str]]) -> dict[str, str]:
     }
 
 
-def traceback(before: Iterable[Words], error: str = CALL) -> list[re.Match[str]]:
+def traceback(before: Iterable[Words], error: str = "TypeError") -> list[re.Match[str]]:
     """The frames of the last traceback, outermost first, without those that pass an error on.
 
     A frame that calls with whatever its caller gave passes on but errors of the call itself.
     """
     frames, is_last = list[re.Match[str]](), False  # is_last: this line may be the last one's code
-    hands_on = False  # whether the last one does
+    passes = 0  # frames at the end that pass on what they got
     for line in before:
         frames = [] if line.text.startswith("Traceback") else frames
         if frame := FRAME.search(line.text):
             is_last = not PASSED.search(frame[1]) and not WRAPPER.search(frame[3])
-            frames = [*(frames[:-1] if hands_on else frames), *([frame] * is_last)]
-            hands_on = False
-        elif is_last and len(frames) > 1:
-            hands_on = hands_on or bool(HANDS_ON.search(line.text))
-    return frames[:-1] if hands_on and CALL in error else frames
+            frames, passes = [*frames[: len(frames) - passes], *([frame] * is_last)], 0
+        elif is_last and len(frames) > 1 and HANDS_ON.search(line.text):
+            passes = 1
+    return frames[: len(frames) - passes * ("TypeError" in error)]
 
 
 def meaning(error: str, place: str) -> tuple[str, str]:
@@ -82,11 +70,6 @@ def meaning(error: str, place: str) -> tuple[str, str]:
     found = {"package": LINES["packages"].get(owner[1], owner[1]) if owner else PROGRAM}
     told, step = next((told, step) for says, told, step in STEPS if says.search(error))
     return f"{who(error)}: {told}", fill(step, found)
-
-
-def overlooks(texts: str, line: str) -> bool:
-    """Whether a line has words that say why, of which the texts of a row that fits it do not."""
-    return any(says.search(line) and not known.search(texts) for says, known in REASONS)
 
 
 def who(error: str) -> str:
@@ -103,8 +86,8 @@ def location(frames: list[re.Match[str]]) -> str:
     owner = _owner(last)
     others = [frame for frame in calls if _owner(frame) != owner] or calls
     called = f", called by {_place(others[-1])}" if others else ""
-    whose = f" (code of {owner})" if owner else " (code of your script or checkout)" * _is_yours(last, frames)
-    return f"raised by {_place(last)}{whose}{called}"
+    whose = owner or ("your script or checkout" if _is_yours(last[1], frames) else "")
+    return f"raised by {_place(last)}{f' (code of {whose})' if whose else ''}{called}"
 
 
 def native(lines: Iterable[Words]) -> str:
@@ -122,12 +105,13 @@ def _owner(frame: re.Match[str]) -> str:
     return owner[1] if owner else ""
 
 
-def _is_yours(frame: re.Match[str], frames: list[re.Match[str]]) -> bool:
-    """Whether its file is below the working folder or the script's, and written by nobody else."""
-    own = [one for one in frames if not _owner(one) and not MADE.search(one[1])]
-    folders = [one[1].rpartition("/")[0] for one in own if one[3] == "<module>"][:1]
-    below = not frame[1].startswith("/") or any(frame[1].startswith(f"{one}/") for one in folders)
-    return below and not MADE.search(frame[1])
+def _is_yours(path: str, frames: list[re.Match[str]]) -> bool:
+    """Whether a file is below the working folder or the script's, and no program wrote it."""
+    scripts = [one[1] for one in frames if one[3] == "<module>" and not _owner(one)]
+    below = (
+        scripts and scripts[0][0] == "/" and path.startswith(f"{scripts[0].rpartition('/')[0]}/")
+    )
+    return not MADE.search(path) and bool(below or path[0] != "/")
 
 
 def _place(frame: re.Match[str]) -> str:
