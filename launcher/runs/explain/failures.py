@@ -27,9 +27,8 @@ KNOWN = Path(__file__).with_name("known")
 KINDS = ("cause", "request", "stated", "report", "summary")
 """What a row describes, what outranks others first.
 
-request: somebody asked for the end; where something failed before, it is a report. stated: an
-error whose own words say what is wrong (stated.py). report: ranks write it as well when another,
-or another node, has failed. summary: only that something has.
+request: somebody asked for the end; after a failure, a report. stated: an error says itself what is
+wrong. report: ranks write it also when another has failed. summary: only that something has.
 """
 
 STATED = KINDS[2]
@@ -55,13 +54,12 @@ COMMAND = re.compile(r"`([^`]+)`")  # a command in a cure
 class Failure:
     """A row of known/TOPIC.yaml: a failure, and how a log shows it.
 
-    name: what failed, in a few words. cure: what mends it. either: several causes, each with its
-    cure, the likeliest first; such a row, like a report, is but a clue. source: threads that report
-    it, or who writes it. since: the first release that writes one of its texts; `any` for all of
-    the matrix. says: regular expressions (MULTILINE) of lines without their prefixes; one is in its
-    output. who: whose words they are (loglines.SPEAKERS), "" for anybody's. kind: one of KINDS.
-    raised: where Megatron raises what is else unknown (refusals.py). cause: the end that shows it
-    alone (EndCause). sets: KEY=VALUE that `resume` has to set. of_node: a fault of the machine that
+    either: several causes, each with its cure, the likeliest first; such a row, like a report, is
+    but a clue. source: threads, or who writes it. since: the first release that writes it;
+    `any` for all of the matrix. says: regular expressions (MULTILINE) of lines without prefixes.
+    who: whose words they are (loglines.SPEAKERS), "" for anybody's. kind: one of KINDS. raised:
+    where Megatron raises what is else unknown (refusals.py). cause: the end that shows it alone
+    (EndCause). sets: KEY=VALUE that `resume` has to set. of_node: a fault of the machine that
     writes it. warns: a warning may show it; an unknown error after its report outranks it. located:
     it says but where it failed; its cure is a first step. row: its name before words are in it.
     """
@@ -109,9 +107,8 @@ class Failure:
     def filled(self, match: re.Match[str], before: list[Words]) -> Failure:
         """The row with what a match and the lines before it name in its texts, at {words}."""
         found = stated.values(match, stated.traceback(before))
-        name, cure, *either = (
-            stated.fill(one, found) for one in (self.name, self.cure, *self.either)
-        )
+        texts = (self.name, self.cure, *self.either)
+        name, cure, *either = (stated.fill(one, found) for one in texts)
         return replace(self, name=name, cure=cure, either=tuple(either))
 
 
@@ -132,9 +129,8 @@ class FailureSign:
     @property
     def lines(self) -> list[str]:
         """The lines to print."""
-        quoted = f": {self.said.text}" if self.said else ""
         head = f"{HEADS[self.failure.certainty]}: {self.failure.name}"
-        return [f"{head}{quoted}", *_cures(self.failure)]
+        return [f"{head}: {self.said.text}" if self.said else head, *_cures(self.failure)]
 
     @property
     def as_dict(self) -> dict[str, Any]:
@@ -171,10 +167,9 @@ def pattern(known: Failure) -> re.Pattern[str]:
 class Explanation:
     """What a log says of a failure.
 
-    `signs` are the known ones, the first cause first and those that follow from others last; none
-    where the first failure is unknown. `suspects` are the lines that look most like a first cause,
-    `aftermath` what is known to follow from an unknown one, and `about` what the log says of the
-    run: releases, GPUs, layout, the last iteration. `end` is the number of its lines.
+    signs: the known ones, the first cause first; none where the first failure is unknown. suspects:
+    lines that look most like a first cause. aftermath: what is known to follow from an unknown one.
+    about: what the log says of the run. end: the number of its lines.
     """
 
     signs: list[FailureSign]
@@ -264,10 +259,7 @@ def _shown(said: LogLine) -> list[str]:
 
 
 def explain(log: Iterable[bytes], cause: EndCause = EndCause.ITSELF) -> Explanation:
-    """Read a log, in pieces of any size, for what went wrong; `cause` is who ended the run.
-
-    Memory is bounded, whatever the log's length; a GB of 64 ranks' lines takes some seconds.
-    """
+    """Read a log, in pieces of any size, for what went wrong; `cause` is who ended the run."""
     signs = {known.name: FailureSign(known) for known in table() if known.cause == cause.value}
     raised, loud = dict[str, LogLine](), dict[str, LogLine]()
     reader, lines = LogReader(log), list[Words]()
@@ -403,10 +395,9 @@ def _located(lines: list[Words], index: int) -> LogLine:
 
 
 def _ordered(signs: list[FailureSign], raised: list[LogLine]) -> tuple[list[FailureSign], bool]:
-    """The signs, the first cause first; and whether an unknown failure outranks them.
+    """The signs, the first cause first; and whether an unknown failure outranks mere reports.
 
-    That is one before all of them, of a rank that wrote none, or after a mere warning, where all
-    are others' reports: the output of several nodes isn't in the order in which it was written.
+    That is one before all of them, of a rank that wrote none, or after a mere warning.
     """
     signs = [_ranked(sign, signs, raised) for sign in signs]
     apart = [sign for sign in signs if not any(_explains(other, sign) for other in signs)]

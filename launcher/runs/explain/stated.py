@@ -20,8 +20,7 @@ WRAPPER = re.compile(r"(?:^|[._])(?:wrapp(?:er|ed)\w*|decorat\w*|inner(?:_f)?|ne
 """Functions that call another for somebody: decorators'."""
 HANDS_ON = re.compile(r"\*\*\w*(?:kwargs?|kwds)\b")  # a call with whatever its caller gave
 
-NATIVE = re.compile(LINES["native"], re.VERBOSE)
-ENDING = re.compile(LINES["ending"])
+NATIVE, ENDING = re.compile(LINES["native"], re.VERBOSE), re.compile(LINES["ending"])
 HOLE = re.compile(r"\{(\w+)\}")
 PROGRAM = "the program"
 OWNER = re.compile(r"\(code of (\w+)\)")  # in location()
