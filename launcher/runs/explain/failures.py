@@ -233,12 +233,10 @@ class Explanation:
 
     def as_json(self) -> dict[str, Any]:
         """The same for programs: cause, its sign, commands that look or mend, what follows."""
-        first = [self.first] if self.first else []
         before, follows = ([one.as_dict for one in signs] for signs in self._rest.values())
         return {
-            "causes": [sign.as_dict for sign in first],
-            "before": before,
-            "follows": follows,
+            "causes": [self.first.as_dict] if self.first else [],
+            **{"before": before, "follows": follows},
             "suspects": [] if self.signs else [asdict(said) for said in self.suspects],
             "about": self.about,
         }

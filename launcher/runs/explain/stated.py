@@ -47,10 +47,7 @@ def values(match: re.Match[str], frames: list[re.Match[str]]) -> dict[str, str]:
 
 
 def traceback(before: Iterable[Words], error: str = "TypeError") -> list[re.Match[str]]:
-    """The frames of the last traceback, outermost first, without those that pass an error on.
-
-    A frame that calls with whatever its caller gave passes on but errors of the call itself.
-    """
+    """The frames of the last traceback, outermost first, without those that pass this error on."""
     frames, is_last = list[re.Match[str]](), False  # is_last: this line may be the last one's code
     passes = 0  # frames at the end that pass on what they got
     for line in before:
