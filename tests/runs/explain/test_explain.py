@@ -280,7 +280,7 @@ WRAPPED = {
     "Invalid feature specification": "features that the job",
 }
 WRAPPERS = [
-    "hydra.errors.GizmoException: Error calling 'turn': {}",
+    "hydra.errors.GizmoException: turn failed: {}",
     "requests.exceptions.SSLError: Max retries exceeded with url: /turn ({})",
     "sbatch: error: Batch job submission failed: {}",
 ]
@@ -305,7 +305,7 @@ def test_an_exception_that_led_to_another_says_why() -> None:
     """Its wrapper, two tracebacks later, was the cause."""
     lines = ["gizmo.TurnError: HTTP 503 Service Unavailable", "",
              "The above exception was the direct cause of the following exception:", "",
-             "hydra.errors.GizmoException: Error calling 'turn'"]  # fmt: skip
+             "hydra.errors.GizmoException: the gizmo is upside down"]  # fmt: skip
     assert first(lines[-1]).startswith("a key of the configuration")
     assert not first(*lines).startswith("a key of the configuration")
 
@@ -411,3 +411,16 @@ def test_a_fault_in_a_check_of_options_is_no_refusal() -> None:
     """A key that the check itself lacked was two options that don't go together."""
     frame = '  File "/x/megatron/training/arguments.py", line 9, in validate_args\n    turn[by]\n'
     assert first(f"{frame}KeyError: torch.gizmo") == ""
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "hydra.errors.GizmoException: Error calling 'turn': the gizmo is upside down",
+        "grpc._channel._InactiveRpcError: status = StatusCode.INVALID_ARGUMENT, upside down",
+        "CondaOSError: the gizmo is upside down",
+    ],
+)
+def test_the_name_of_a_wrapper_is_no_cause(line: str) -> None:
+    """Whatever it passed on was a key of the configuration, a service that is away."""
+    assert first(line) == ""
