@@ -286,10 +286,12 @@ def _find(lines: list[Words], signs: dict[str, FailureSign]) -> None:
         for match in chain.from_iterable(pattern(known).finditer(text, *span) for span in spans):
             first = bisect_right(starts, match.start()) - 1
             last = bisect_right(starts, max(0, match.end() - 1)) - 1
+            if not _may_say(lines[last], known, signs):
+                continue
             whole, before = text[starts[first] : starts[last + 1]], _before(lines, last)
-            chained = "\n".join(line.text for line in before if RAISED.match(line.text))
-            chained *= any(CHAINED.search(line.text) for line in before)
-            if not _may_say(lines[last], known, signs) or known.overlooks(match, whole + chained):
+            if any(CHAINED.search(line.text) for line in before):
+                whole += "\n".join(line.text for line in before if RAISED.match(line.text))
+            if known.overlooks(match, whole):
                 continue
             row, said = known.filled(match, before), _located(lines, last)
             number, column = lines[first].number, match.start() - starts[first]
