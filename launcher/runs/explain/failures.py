@@ -27,22 +27,23 @@ KNOWN = Path(__file__).with_name("known")
 KINDS = ("cause", "request", "stated", "report", "summary")
 """What a row describes, what outranks others first.
 
-request: somebody asked for the end; where something failed before, it is a report. stated: an
-error whose own words say what is wrong (stated.py). report: ranks write it as well when another,
-or another node, has failed. summary: only that something has.
+request: somebody asked for the end; after a failure, a report. stated: an error says itself what is
+wrong. report: ranks write it also when another has failed. summary: only that something has.
 """
 
 STATED = KINDS[2]
 AFTERWARDS = KINDS[3:]  # what may be what another failure has led to
 HEADS = {"cause": "cause", "clue": "this points to", "located": "where it failed"}
 OPEN = "possible causes, each with its cure, the likeliest first; it may be another"
+BEFORE, AFTER = "also in the log, before it:", "what follows from it, or came after it:"
 SUSPECTS = 10
 MOST_WHO = 2  # tools whose errors are unknown, of which the first is a place
 MOST_NEAR = 4  # lines that may say why, of a summary
 NEAR = 64  # lines before an error in which its traceback is looked for
-RAISED, CHAINED, UNCAUGHT, ENDS, LOUD, PASSING, ECHO, FAR, CRASH = (
+BLOCK = 8  # lines after an error that may be of its message
+RAISED, CHAINED, UNCAUGHT, ENDS, LOUD, PASSING, ECHO, FAR, CRASH, INFO, FAULT = (
     re.compile(LINES[name])
-    for name in "raised chained uncaught ends loud passing echo far crash".split()
+    for name in "raised chained uncaught ends loud passing echo far crash info fault".split()
 )
 RAISED_OR_CHAINED = re.compile(f"{RAISED.pattern}|{CHAINED.pattern}", re.MULTILINE)
 NOTABLE = re.compile(f"{RAISED_OR_CHAINED.pattern}|{LOUD.pattern}", re.MULTILINE)
@@ -53,13 +54,12 @@ COMMAND = re.compile(r"`([^`]+)`")  # a command in a cure
 class Failure:
     """A row of known/TOPIC.yaml: a failure, and how a log shows it.
 
-    name: what failed, in a few words. cure: what mends it. either: several causes, each with its
-    cure, the likeliest first; such a row, like a report, is but a clue. source: threads that report
-    it, or who writes it. since: the first release that writes one of its texts; `any` for all of
-    the matrix. says: regular expressions (MULTILINE) of lines without their prefixes; one is in its
-    output. who: whose words they are (loglines.SPEAKERS), "" for anybody's. kind: one of KINDS.
-    raised: where Megatron raises what is else unknown (refusals.py). cause: the end that shows it
-    alone (EndCause). sets: KEY=VALUE that `resume` has to set. of_node: a fault of the machine that
+    either: several causes, each with its cure, the likeliest first; such a row, like a report, is
+    but a clue. source: threads, or who writes it. since: the first release that writes it;
+    `any` for all of the matrix. says: regular expressions (MULTILINE) of lines without prefixes.
+    who: whose words they are (loglines.SPEAKERS), "" for anybody's. kind: one of KINDS. raised:
+    where Megatron raises what is else unknown (refusals.py). cause: the end that shows it alone
+    (EndCause). sets: KEY=VALUE that `resume` has to set. of_node: a fault of the machine that
     writes it. warns: a warning may show it; an unknown error after its report outranks it. located:
     it says but where it failed; its cure is a first step. row: its name before words are in it.
     """
@@ -98,12 +98,17 @@ class Failure:
         """What mends it; of several causes all, the likeliest first."""
         return self.cure or "; or ".join(self.either)
 
+    def overlooks(self, match: re.Match[str], text: str) -> bool:
+        """Whether words of a text in which it fits say why, and its match and texts don't."""
+        texts = " ".join((match[0], self.name, self.cure, *self.either))
+        reasons = (own for says, own in stated.REASONS if says.search(text))
+        return not self.located and not all(own.search(texts) for own in reasons)
+
     def filled(self, match: re.Match[str], before: list[Words]) -> Failure:
         """The row with what a match and the lines before it name in its texts, at {words}."""
         found = stated.values(match, stated.traceback(before))
-        name, cure, *either = (
-            stated.fill(one, found) for one in (self.name, self.cure, *self.either)
-        )
+        texts = (self.name, self.cure, *self.either)
+        name, cure, *either = (stated.fill(one, found) for one in texts)
         return replace(self, name=name, cure=cure, either=tuple(either))
 
 
@@ -124,9 +129,8 @@ class FailureSign:
     @property
     def lines(self) -> list[str]:
         """The lines to print."""
-        quoted = f": {self.said.text}" if self.said else ""
         head = f"{HEADS[self.failure.certainty]}: {self.failure.name}"
-        return [f"{head}{quoted}", *_cures(self.failure)]
+        return [f"{head}: {self.said.text}" if self.said else head, *_cures(self.failure)]
 
     @property
     def as_dict(self) -> dict[str, Any]:
@@ -163,10 +167,9 @@ def pattern(known: Failure) -> re.Pattern[str]:
 class Explanation:
     """What a log says of a failure.
 
-    `signs` are the known ones, the first cause first and those that follow from others last; none
-    where the first failure is unknown. `suspects` are the lines that look most like a first cause,
-    `aftermath` what is known to follow from an unknown one, and `about` what the log says of the
-    run: releases, GPUs, layout, the last iteration. `end` is the number of its lines.
+    signs: the known ones, the first cause first; none where the first failure is unknown. suspects:
+    lines that look most like a first cause. aftermath: what is known to follow from an unknown one.
+    about: what the log says of the run. end: the number of its lines.
     """
 
     signs: list[FailureSign]
@@ -195,9 +198,8 @@ class Explanation:
     @property
     def lines(self) -> list[str]:
         """The lines to print: the cause and its place, the cure, what may be ignored."""
-        rest = ((one.failure.name, one.said) for one in self.signs[1:] or self.aftermath)
-        follows = [f"  {name} ({said.where})" if said else f"  {name}" for name, said in rest]
-        after = ["what follows from it, or came after it:", *follows] if follows else []
+        rest = ((head, *map(_named, signs)) for head, signs in self._rest.items() if signs)
+        after = [*chain.from_iterable(rest)]
         if (first := self.first) is None:
             suspects = [line for said in self.suspects for line in _shown(said)]
             told = "; these lines look most like one:" if suspects else ", nor a line like one"
@@ -207,6 +209,13 @@ class Explanation:
         quoted = [line for line in log if line not in ("", known.name)]
         cause = [f"{HEADS[known.certainty]}: {known.name}", *quoted, *_cures(known), *self._near]
         return [*cause, *after, *(self._asking if known.certainty != "cause" else [])]
+
+    @property
+    def _rest(self) -> dict[str, list[FailureSign]]:
+        """The other known failures: what stands before the first cause, and what may follow it."""
+        first, rest = self.first.first if self.first else 0, self.signs[1:] or self.aftermath
+        early = [one for one in rest if one.said and one.said.line < first]
+        return {BEFORE: early, AFTER: [one for one in rest if one not in early]}
 
     @property
     def _near(self) -> list[str]:
@@ -224,13 +233,17 @@ class Explanation:
 
     def as_json(self) -> dict[str, Any]:
         """The same for programs: cause, its sign, commands that look or mend, what follows."""
-        first = [self.first] if self.first else []
+        before, follows = ([one.as_dict for one in signs] for signs in self._rest.values())
         return {
-            "causes": [sign.as_dict for sign in first],
-            "follows": [sign.as_dict for sign in self.signs[1:] or self.aftermath],
+            "causes": [self.first.as_dict] if self.first else [],
+            **{"before": before, "follows": follows},
             "suspects": [] if self.signs else [asdict(said) for said in self.suspects],
             "about": self.about,
         }
+
+
+def _named(sign: FailureSign) -> str:
+    return f"  {sign.failure.name}" + (f" ({sign.said.where})" if sign.said else "")
 
 
 def _cures(known: Failure) -> list[str]:
@@ -244,10 +257,7 @@ def _shown(said: LogLine) -> list[str]:
 
 
 def explain(log: Iterable[bytes], cause: EndCause = EndCause.ITSELF) -> Explanation:
-    """Read a log, in pieces of any size, for what went wrong; `cause` is who ended the run.
-
-    Memory is bounded, whatever the log's length; a GB of 64 ranks' lines takes some seconds.
-    """
+    """Read a log, in pieces of any size, for what went wrong; `cause` is who ended the run."""
     signs = {known.name: FailureSign(known) for known in table() if known.cause == cause.value}
     raised, loud = dict[str, LogLine](), dict[str, LogLine]()
     reader, lines = LogReader(log), list[Words]()
@@ -257,7 +267,7 @@ def explain(log: Iterable[bytes], cause: EndCause = EndCause.ITSELF) -> Explanat
         _suspect(by_source(kept), raised, loud)
     if not raised and not loud and not signs:
         raised |= _cut_off(lines)
-    _place(list(raised.values()), signs)
+    _place([said for said in raised.values() if not FAULT.match(said.words)], signs)
     suspects = [*raised.values(), *loud.values()][:SUSPECTS]
     suspects.sort(key=lambda said: said.line)
     ordered, unknown = _ordered(list(signs.values()), list(raised.values()))
@@ -278,7 +288,12 @@ def _find(lines: list[Words], signs: dict[str, FailureSign]) -> None:
             last = bisect_right(starts, max(0, match.end() - 1)) - 1
             if not _may_say(lines[last], known, signs):
                 continue
-            row, said = known.filled(match, _before(lines, last)), _located(lines, last)
+            whole, before = text[starts[first] : starts[last + 1]], _before(lines, last)
+            if any(CHAINED.search(line.text) for line in before):
+                whole += "\n".join(line.text for line in before if RAISED.match(line.text))
+            if known.overlooks(match, whole):
+                continue
+            row, said = known.filled(match, before), _located(lines, last)
             number, column = lines[first].number, match.start() - starts[first]
             signs[known.name] = FailureSign(row, said, number, known.kind, column)
             break
@@ -329,7 +344,7 @@ def _suspect(lines: list[Words], raised: dict[str, LogLine], loud: dict[str, Log
             continue
         chosen, kind = raised if is_raised else loud, re.sub(r"[\da-f]+", "", line.text)
         if kind not in chosen and len(chosen) < SUSPECTS:
-            chosen[kind] = _located([*lines[:index], _whole(lines, index)], index)
+            chosen[kind] = _located(lines, index)
 
 
 def _cut_off(lines: list[Words]) -> dict[str, LogLine]:
@@ -355,30 +370,34 @@ def _before(lines: list[Words], index: int) -> list[Words]:
 
 
 def _whole(lines: list[Words], index: int) -> Words:
-    """The line, with the next one where it ends before its message."""
-    line, after = lines[index], lines[index + 1 : index + 2]
-    if not (RAISED.search(line.text) and line.text.rstrip().endswith(":") and after):
+    """The line; where it ends before its message, with the next, or the next that says an error."""
+    line, after = lines[index], lines[index + 1 : index + BLOCK]
+    goes_on = after and (line.source or after[0].number == line.number + 1)
+    said = after[0].text.strip() if goes_on else ""
+    if not line.text.rstrip().endswith(":") or said[:9] in ("", "Traceback"):
         return line
-    said = after[0].text.strip()
+    errors = (
+        one.text.strip() for one in after if LOUD.search(one.text) and not INFO.match(one.text)
+    )
+    said = next(errors, said) if INFO.match(said) else said
     return line._replace(raw=f"{line.raw.rstrip()} {said}", text=f"{line.text.rstrip()} {said}")
 
 
 def _located(lines: list[Words], index: int) -> LogLine:
     """The line to quote, and where it is raised, by Megatron's words or its stack."""
-    line = lines[index]
+    line = _whole(lines, index)
     if CRASH.search(line.text):
         return replace(line.quoted, raised_by=stated.native(lines[index : index + NEAR]))
     if not RAISED.search(line.text):
         return line.quoted
-    where = refusals.find(line.text) or stated.location(stated.traceback(_before(lines, index)))
-    return replace(line.quoted, raised_by=where)
+    frames = stated.traceback(_before(lines, index), line.text)
+    return replace(line.quoted, raised_by=refusals.find(line.text) or stated.location(frames))
 
 
 def _ordered(signs: list[FailureSign], raised: list[LogLine]) -> tuple[list[FailureSign], bool]:
-    """The signs, the first cause first; and whether an unknown failure outranks them.
+    """The signs, the first cause first; and whether an unknown failure outranks mere reports.
 
-    That is one before all of them, of a rank that wrote none, or after a mere warning, where all
-    are others' reports: the output of several nodes isn't in the order in which it was written.
+    That is one before all of them, of a rank that wrote none, or after a mere warning.
     """
     signs = [_ranked(sign, signs, raised) for sign in signs]
     apart = [sign for sign in signs if not any(_explains(other, sign) for other in signs)]
@@ -416,5 +435,6 @@ def _explains(other: FailureSign, sign: FailureSign) -> bool:
 def _is_known(said: str) -> bool:
     """Whether a line is of a row, or of the network, but for errors that state what they are."""
     parts = anchors.find(said, [0, len(said) + 1])
-    known = (one for one in table() if one.name in parts and one.kind != STATED)
-    return bool(FAR.search(said)) or any(pattern(one).search(said) for one in known)
+    rows = (one for one in table() if one.name in parts and one.kind != STATED)
+    found = ((one, match) for one in rows if (match := pattern(one).search(said)))
+    return bool(FAR.search(said)) or not all(one.overlooks(match, said) for one, match in found)

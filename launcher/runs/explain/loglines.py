@@ -79,14 +79,14 @@ class Words(NamedTuple):
 
     @property
     def quoted(self) -> LogLine:
-        """The line as far as it fits on one of the launcher's, and what it says of itself."""
+        """The line, without its middle where it is long, and what it says of itself."""
         rank, node = (
             next(filter(None, match.groups()), "") if (match := known.search(self.raw)) else ""
             for known in (RANK, NODE)
         )
         time = match[0] if (match := TIME.search(self.raw)) else ""
         text = self.raw.strip()
-        text = text if len(text) <= LONGEST_QUOTE else f"{text[:LONGEST_QUOTE]}…"
+        text = text if len(text) <= LONGEST_QUOTE else f"{text[:190]} … {text[-130:]}"
         return LogLine(self.number, text, rank, node, time)
 
 
@@ -106,10 +106,7 @@ def parse(number: int, raw: str) -> Words:
 
 
 def by_source(lines: list[Words]) -> list[Words]:
-    """The lines with those of each rank together, in the order in which ranks begin.
-
-    NCCL's last warning as torch repeats it becomes NCCL's own; an ignored exception is emptied.
-    """
+    """The lines by rank, NCCL's warnings that torch repeats as its own, ignored errors emptied."""
     groups: dict[str, list[Words]] = {}
     for line in lines:
         groups.setdefault(line.source, []).append(line)

@@ -24,10 +24,7 @@ FAR = 1 << 16  # bytes at a piece's end in which its last iteration is looked fo
 
 
 class LogReader:
-    """Reads a log once: `windows` are the lines to look at, `about` is what it says of the run.
-
-    end: the number of its lines.
-    """
+    """Reads a log once: the windows to look at, what it says about the run, and where it ends."""
 
     def __init__(self, log: Iterable[bytes]) -> None:
         self._log = log

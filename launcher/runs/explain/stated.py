@@ -15,21 +15,16 @@ FRAME = re.compile(
 """A frame of a traceback, Python's, IPython's or rich's: its file, line and function."""
 
 INSTALLED = re.compile(r"(?:site|dist)-packages[/\\](\w+)")
-CHECKOUT = re.compile(r"/(megatron|nemo|verl|swift|slime|torchtitan)/")
-PASSED = re.compile(
-    r"/lib/python3[\d.]*/(?!(?:site|dist)-packages)|torch/nn/modules/module\.py$|^<"
-)
-"""Files that pass an error on: Python's own, and torch's for the attributes of a module."""
-
+CHECKOUT, PASSED, MADE = (re.compile(LINES[name]) for name in ("checkout", "passed", "made"))
 WRAPPER = re.compile(r"(?:^|[._])(?:wrapp(?:er|ed)\w*|decorat\w*|inner(?:_f)?|new_func|_fn)$")
 """Functions that call another for somebody: decorators'."""
 HANDS_ON = re.compile(r"\*\*\w*(?:kwargs?|kwds)\b")  # a call with whatever its caller gave
 
-NATIVE = re.compile(LINES["native"], re.VERBOSE)
-ENDING = re.compile(LINES["ending"])
+NATIVE, ENDING = re.compile(LINES["native"], re.VERBOSE), re.compile(LINES["ending"])
 HOLE = re.compile(r"\{(\w+)\}")
 PROGRAM = "the program"
 OWNER = re.compile(r"\(code of (\w+)\)")  # in location()
+REASONS = [(re.compile(says), re.compile(texts)) for says, texts in LINES["reasons"].items()]
 STEPS = [(re.compile(says), meaning, step) for says, (meaning, step) in LINES["steps"].items()]
 WHO = [(re.compile(says), name) for name, says in LINES["who"].items()]
 
@@ -51,17 +46,18 @@ def values(match: re.Match[str], frames: list[re.Match[str]]) -> dict[str, str]:
     }
 
 
-def traceback(before: Iterable[Words]) -> list[re.Match[str]]:
-    """The frames of the last traceback, outermost first, without those that pass an error on."""
+def traceback(before: Iterable[Words], error: str = "TypeError") -> list[re.Match[str]]:
+    """The frames of the last traceback, outermost first, without those that pass this error on."""
     frames, is_last = list[re.Match[str]](), False  # is_last: this line may be the last one's code
+    passes = 0  # frames at the end that pass on what they got
     for line in before:
         frames = [] if line.text.startswith("Traceback") else frames
         if frame := FRAME.search(line.text):
             is_last = not PASSED.search(frame[1]) and not WRAPPER.search(frame[3])
-            frames += [frame] * is_last
+            frames, passes = [*frames[: len(frames) - passes], *([frame] * is_last)], 0
         elif is_last and len(frames) > 1 and HANDS_ON.search(line.text):
-            frames, is_last = frames[:-1], False
-    return frames
+            passes = 1
+    return frames[: len(frames) - passes * ("TypeError" in error)]
 
 
 def meaning(error: str, place: str) -> tuple[str, str]:
@@ -86,7 +82,8 @@ def location(frames: list[re.Match[str]]) -> str:
     owner = _owner(last)
     others = [frame for frame in calls if _owner(frame) != owner] or calls
     called = f", called by {_place(others[-1])}" if others else ""
-    return f"raised by {_place(last)} (code of {owner or 'your script or checkout'}){called}"
+    whose = owner or ("your script or checkout" if _is_yours(last[1], frames) else "")
+    return f"raised by {_place(last)}{f' (code of {whose})' if whose else ''}{called}"
 
 
 def native(lines: Iterable[Words]) -> str:
@@ -102,6 +99,15 @@ def native(lines: Iterable[Words]) -> str:
 def _owner(frame: re.Match[str]) -> str:
     owner = INSTALLED.search(frame[1]) or CHECKOUT.search(frame[1])
     return owner[1] if owner else ""
+
+
+def _is_yours(path: str, frames: list[re.Match[str]]) -> bool:
+    """Whether a file is below the working folder or the script's, and no program wrote it."""
+    scripts = [one[1] for one in frames if one[3] == "<module>" and not _owner(one)]
+    below = (
+        scripts and scripts[0][0] == "/" and path.startswith(f"{scripts[0].rpartition('/')[0]}/")
+    )
+    return not MADE.search(path) and bool(below or path[0] != "/")
 
 
 def _place(frame: re.Match[str]) -> str:

@@ -132,7 +132,7 @@ def test_a_place_is_told_of_what_no_release_says() -> None:
     assert found.suspects[0].raised_by == where
 
 
-OWN = 'Traceback (most recent call last):\n  File "/home/x/train.py", line 9, in turn\n'
+OWN = 'Traceback (most recent call last):\n  File "train.py", line 9, in turn\n'
 
 
 @table("line")
@@ -141,7 +141,7 @@ def test_what_a_run_goes_on_after_is_not_its_failure(line: str) -> None:
     log = f"{line}\niteration 1/ 9\niteration 2/ 9\n{OWN}FrobnicateError: upside down"
     found = failures.explain([log.encode()]).first
     assert found
-    assert found.failure.name.startswith("raised by turn of home/x/train.py")
+    assert found.failure.name.startswith("raised by turn of train.py")
     log = f"{line}\niteration 1/ 9\niteration 2/ 9\nFrobnicateError: upside down"
     found = failures.explain([log.encode()]).first
     assert found
@@ -161,7 +161,7 @@ def test_a_place_is_not_that_of_an_error_before() -> None:
     log = f"{OWN}ValueError: no cache\niteration 1/ 9\niteration 2/ 9\nFrobnicateError: upside down"
     places = [one.raised_by for one in failures.explain([log.encode()]).suspects]
     assert places == [
-        "raised by turn of home/x/train.py, line 9 (code of your script or checkout)",
+        "raised by turn of train.py, line 9 (code of your script or checkout)",
         "",
     ]
 
@@ -184,7 +184,7 @@ def test_a_traceback_that_is_cut_off_is_a_place() -> None:
     """An excerpt that ended before the exception's own line had no line like a cause at all."""
     found = failures.explain([f"{OWN}    raise GizmoError(text)".encode()]).first
     assert found
-    assert found.failure.name.startswith("raised by turn of home/x/train.py, line 9 ")
+    assert found.failure.name.startswith("raised by turn of train.py, line 9 ")
     assert found.said
     assert found.said.text == "raise GizmoError(text)"
     ignored = f"Exception ignored in: <function x>\n{OWN}OSError: upside down"
@@ -272,3 +272,155 @@ def test_an_exception_that_python_ignores_ends_nothing() -> None:
     frames = ["Exception ignored in: <function x>", "Traceback (most recent call last):", "  x"]
     assert first(*frames, stale) == ""
     assert first(*frames, stale, stale) == "a disk or a shared file system failed"
+
+
+WRAPPED = {
+    "[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed": "certificate isn't trusted",
+    "returned error 403 Forbidden": "a server answers 403",
+    "Invalid feature specification": "features that the job",
+}
+WRAPPERS = [
+    "hydra.errors.GizmoException: turn failed: {}",
+    "requests.exceptions.SSLError: Max retries exceeded with url: /turn ({})",
+    "sbatch: error: Batch job submission failed: {}",
+]
+
+
+@pytest.mark.parametrize(
+    ("wrapper", "reason"),
+    [(WRAPPERS[0], reason) for reason in list(WRAPPED)[:2]] + [(WRAPPERS[1], next(iter(WRAPPED)))],
+)
+def test_the_words_within_a_line_outrank_who_wraps_them(wrapper: str, reason: str) -> None:
+    """A refused key was a key of the configuration, an untrusted server a missing model."""
+    found = failures.explain([wrapper.format(reason).encode()]).first
+    assert found
+    assert WRAPPED[reason] in found.failure.name
+
+
+def test_a_feature_that_no_node_has_is_no_lack_of_gpus() -> None:
+    assert "features" in first(WRAPPERS[2].format("Invalid feature specification"))
+
+
+def test_an_exception_that_led_to_another_says_why() -> None:
+    """Its wrapper, two tracebacks later, was the cause."""
+    lines = ["gizmo.TurnError: HTTP 503 Service Unavailable", "",
+             "The above exception was the direct cause of the following exception:", "",
+             "hydra.errors.GizmoException: the gizmo is upside down"]  # fmt: skip
+    assert first(lines[-1]).startswith("a key of the configuration")
+    assert not first(*lines).startswith("a key of the configuration")
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ["RuntimeError: Internal Triton PTX codegen error:", "ptxas info    : (C1) note on 'turn'",
+         "ptxas fatal   : the gizmo is upside down"],
+        ["gizmo.FrobnicateError: turn failed:", "the gizmo is upside down"],
+    ],
+)  # fmt: skip
+def test_a_line_that_ends_before_its_message_is_quoted_with_it(lines: list[str]) -> None:
+    """Its line was said to say why, and said nothing."""
+    found = failures.explain(["\n".join(lines).encode()]).first
+    assert found
+    assert found.said
+    assert "the gizmo is upside down" in found.said.text
+
+
+def test_a_blank_line_ends_a_message() -> None:
+    text = "FrobnicateError:\n\nfrom user code:\n   error: turn"
+    found = failures.explain([text.encode()]).first
+    assert found
+    assert found.said
+    assert found.said.text == "FrobnicateError:"
+
+
+@pytest.mark.parametrize(
+    ("path", "whose"),
+    [
+        ("/home/x/model.py", "your script or checkout"),
+        ("sub/model.py", "your script or checkout"),
+        ("/turn/torchinductor_x/ab/cd.py", ""),
+        ("/opt/gizmo/lib/model.py", ""),
+        ("/data/pt/torch/_gizmo/model.py", "torch"),
+    ],
+)
+def test_only_files_below_the_script_are_the_users_own(path: str, whose: str) -> None:
+    """A compiler's cache and somebody's checkout of torch were the user's script."""
+    frames = ['  File "/home/x/train.py", line 1, in <module>', f'  File "{path}", line 9, in turn']
+    found = failures.explain(["\n".join([*frames, "FrobnicateError: no"]).encode()]).first
+    assert found
+    assert (f"line 9 (code of {whose})" in found.failure.name) == bool(whose)
+    assert ("(code of" in found.failure.name) == bool(whose)
+
+
+def test_a_commands_own_file_raises_and_calls_nothing() -> None:
+    frame = '  File "/opt/gizmo/bin/torchrun", line 8, in <module>'
+    found = failures.explain([f"{frame}\nFrobnicateError: upside down".encode()]).first
+    assert found
+    assert "torchrun" not in found.failure.name
+
+
+def test_the_innermost_frame_raises_though_it_hands_on_what_it_got() -> None:
+    """Its caller was where a CUDA error was raised; of a wrong argument, it is who chose it."""
+    frames = ['  File "a.py", line 1, in <module>', "    turn(1)", '  File "b.py", line 9, in turn',
+              "    return super().turn(*args, **kwargs)"]  # fmt: skip
+    for error, place in (("RuntimeError: no", "b.py, line 9"), ("TypeError: no", "a.py, line 1")):
+        found = failures.explain(["\n".join([*frames, error]).encode()]).first
+        assert found
+        assert place in found.failure.name.split(", called by")[0]
+
+
+@pytest.mark.parametrize(
+    ("number", "name"),
+    [(79, "a GPU is broken"), (95, "a GPU is broken"), (31, "a GPU ended a program"),
+     (61, "a GPU reports a fault"), (94, "a GPU reports a fault"), (119, "a GPU reports a fault")],
+)  # fmt: skip
+def test_an_xid_is_of_its_kind(number: int, name: str) -> None:
+    """A fault of the firmware or driver was a broken GPU."""
+    assert first(f"kernel: NVRM: Xid (PCI:0000:1a:00): {number}, turn").startswith(name)
+
+
+@pytest.mark.parametrize(
+    ("line", "gone"),
+    [
+        ("gizmo create failed: read turn-p: connection reset by peer", False),
+        ("gizmod: writing to the shim: Connection closed by peer", False),
+        ("gloo/transport/tcp/pair.cc:9 [10.0.0.1]:77: Connection closed by peer [10.0.0.2]", True),
+        ("[c10d] TCPStore recv failed: Connection reset by peer", True),
+    ],
+)
+def test_a_reset_connection_is_a_ranks_only_by_a_collectives_words(line: str, gone: bool) -> None:
+    """A container's runtime that couldn't start was a rank that is gone."""
+    assert (first(line) == GONE) == gone
+
+
+def test_what_stands_before_the_cause_does_not_follow_from_it() -> None:
+    """The true line 1 was listed as what follows."""
+    lines = ["make: gizmo-config: Command not found",
+             "ImportError: cannot import name 'helpers' from 'megatron.data' (/x)"]  # fmt: skip
+    found = failures.explain(["\n".join(lines).encode()])
+    assert found.lines[-2:] == [
+        "also in the log, before it:",
+        "  a command's program isn't on PATH where it is started (line 1)",
+    ]
+    told = found.as_json()
+    assert ([one["said"]["line"] for one in told["before"]], told["follows"]) == ([1], [])
+
+
+def test_a_fault_in_a_check_of_options_is_no_refusal() -> None:
+    """A key that the check itself lacked was two options that don't go together."""
+    frame = '  File "/x/megatron/training/arguments.py", line 9, in validate_args\n    turn[by]\n'
+    assert first(f"{frame}KeyError: torch.gizmo") == ""
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "hydra.errors.GizmoException: Error calling 'turn': the gizmo is upside down",
+        "grpc._channel._InactiveRpcError: status = StatusCode.INVALID_ARGUMENT, upside down",
+        "CondaOSError: the gizmo is upside down",
+    ],
+)
+def test_the_name_of_a_wrapper_is_no_cause(line: str) -> None:
+    """Whatever it passed on was a key of the configuration, a service that is away."""
+    assert first(line) == ""

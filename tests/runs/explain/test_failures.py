@@ -109,11 +109,13 @@ def test_every_row_says_since_when(known: failures.Failure) -> None:
     ("name", "text"), [(name, text) for name, texts in REAL.items() for text in texts]
 )
 def test_each_is_named_by_its_text_and_by_nothing_else(name: str, text: str) -> None:
-    tail = f"{BEFORE}{text}\n{BEFORE}runner: rank 0 exited with code 1\n"
+    tail = f"{BEFORE}{text}\n\n{BEFORE}runner: rank 0 exited with code 1\n"
     found = named(tail)
     assert [sign.failure.row for sign in found] == [name]
     assert found[0].said
-    assert found[0].said.text.rstrip("…") in text
+    begin, _, end = " ".join(found[0].said.text.split()).partition(" … ")
+    assert begin in (whole := " ".join(text.split()))
+    assert end in whole
     told = describe(Ending(ExitStatus(1), False, tail), "0a1b", None, "")
     failure = found[0].failure
     assert told[1].startswith(f"{failures.HEADS[failure.certainty]}: {failure.name}: ")
