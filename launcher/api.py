@@ -35,7 +35,7 @@ from launcher.base.settings import ROOT, expanded, settings
 from launcher.runs.backends import backend
 from launcher.runs.follow import find, supervise
 from launcher.runs.follow.assemble import PlannedRun, assemble, new_stamp
-from launcher.runs.follow.launch import begin, check_start, keep
+from launcher.runs.follow.launch import begin, check_start, record_plan
 from launcher.runs.follow.live import tell
 from launcher.runs.plan.job import Backend
 from launcher.runs.records import owner, record
@@ -288,7 +288,7 @@ class Run:
         kept = record.find(self.id)
         save = kept.config.get("checkpoint", {}).get("save")
         root = Path(kept.cwd, expanded(save)) if save else None
-        return [*folders.newest_first(root, lineage.line(root, self.id))] if root else []
+        return [*folders.newest_first(root, lineage.of_run(root, self.id))] if root else []
 
     def _follower(self) -> subprocess.Popen[bytes]:
         """A launcher of its own that follows the run until its end, and keeps what it says."""
@@ -321,9 +321,9 @@ def build_image(tag: str, **departures: Any) -> BuiltImage:
 
 def _started(asked: RunRequest, chosen: Backend, *, preflight: bool = True) -> Run:
     assembled = assemble(asked, chosen, new_stamp())
-    asked = replace(asked, config=assembled.run.config)
+    asked = replace(asked, config=assembled.resolved.config)
     with owner.alone():
-        plan = keep(assembled, asked, chosen, preflight=preflight)
+        plan = record_plan(assembled, asked, chosen, preflight=preflight)
         run = Run(begin(chosen, plan, attach=False).run)
     run._follower()
     return run

@@ -175,6 +175,47 @@ def test_each_path_on_the_pages_for_developers_is_there() -> None:
     assert len(named) > 60
 
 
+def defined(path: Path) -> Iterator[str]:
+    """The names that a module has, methods as Class.method; those of a folder's modules."""
+    for module in path.rglob("*.py") if path.is_dir() else [path]:
+        yield module.stem
+        for node in syntax(module).body:
+            targets = node.targets if isinstance(node, ast.Assign) else [node]
+            for one in targets:
+                one = one.target if isinstance(one, ast.AnnAssign) else one
+                yield str(getattr(one, "id", getattr(one, "name", "")))
+            if isinstance(node, ast.ImportFrom):
+                yield from (each.name for each in node.names)
+            if isinstance(node, ast.ClassDef):
+                methods = (each for each in node.body if isinstance(each, ast.FunctionDef))
+                yield from (f"{node.name}.{each.name}" for each in methods)
+
+
+def named_on_the_pages() -> Iterator[tuple[str, list[Path]]]:
+    """Each name on the developers' pages that stands beside paths, and these paths."""
+    path = r"`(?:launcher/)?((?:agent|base|cli|images|runs|tools|trainer)/[a-z_/]*(?:\.py)?)`"
+    name = r"`@?((?!NAME_|rows`)[A-Za-z_]\w*(?:\.(?!py`|json`|yaml`)[a-z]\w*)?)(?:\(\))?`"
+    text = (ROOT / "docs/contributing.md").read_text("utf-8")
+    text += (ROOT / "docs/architecture.md").read_text("utf-8")
+    for line in re.findall(r"^\| [^|]* \| ([^|]*) \| [^|]* \|$", text, re.MULTILINE):
+        paths = [PACKAGE / each for each in re.findall(path, line)]
+        beside = [each.parent for each in paths if "there" in line or "beside" in line]
+        for found in re.findall(name, line) if paths else ():
+            yield found, [*paths, *beside]
+    for found, where in re.findall(rf"{name} in\s+{path}", text):
+        yield found, [PACKAGE / where]
+    for found, where in re.findall(rf"^- \*\*(\w+)\*\* \({path}\)", text, re.MULTILINE):
+        yield found, [PACKAGE / where]
+
+
+def test_each_name_on_the_pages_for_developers_is_in_its_module() -> None:
+    """A table of functions goes wrong when one is renamed or moved, and no other test reads it."""
+    found = [*named_on_the_pages()]
+    known = {path: {*defined(path)} for _, paths in found for path in paths}
+    assert [one for one, paths in found if not any(one in known[path] for path in paths)] == []
+    assert len(found) > 60
+
+
 def test_what_a_docstring_raises_is_a_class() -> None:
     """Docstrings went on naming classes that had other names by then."""
     classes = {*dir(builtins), *dir(pickle), *dir(subprocess), *dir(tarfile)}

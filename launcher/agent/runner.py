@@ -392,7 +392,7 @@ def _hold(
     try:
         hold = Hold(root, request.run, say)
         held.callback(hold.release)
-        line = folders.line_of(root, request.run, on=request.on)
+        line = folders.lineage_of(root, request.run, on=request.on)
         if not request.overwrite and (why := folders.refusal(root, line, on=request.on)):
             raise MismatchError(why)
         note = hold.claim(line, overwrite=request.overwrite)

@@ -184,7 +184,7 @@ def stacks(args: Namespace) -> int:
             "It has ended, has just been started, or its image was built by an older launcher.",
         )
     print(watchdog.report(found), end="")
-    if kept := watchdog.keep(record.folder(job.run), found):
+    if kept := watchdog.write_report(record.folder(job.run), found):
         tell(f"every rank's stack is in {kept}")
     return 0
 

@@ -82,7 +82,7 @@ def digest() -> str:
     return start.digest(contents())
 
 
-def keep(runs: Path, wanted: str = "") -> Payload:
+def write_payload(runs: Path, wanted: str = "") -> Payload:
     """The payload in the folder of the records: this launcher's, written where it isn't there.
 
     Or the one with the digest `wanted`, of an earlier run. Raises EngineError where it can't be

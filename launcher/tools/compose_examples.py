@@ -91,8 +91,8 @@ def _plan(name: str, example: Example, matrix: Matrix) -> Plan:
     config, origin = origins.load(str(origins.PRESETS / example.preset), overrides)
     gpus = split(parse_gpus(config.gpus), config.nodes.count)
     facts = image_facts.planned(config.image, matrix, origin.place)
-    run = resolve(config, origin, facts, HERE, name, gpus=gpus)
-    plan = make_plan(run, HERE, Stamp(name, ""))
+    resolved = resolve(config, origin, facts, HERE, name, gpus=gpus)
+    plan = make_plan(resolved, HERE, Stamp(name, ""))
     return replace(plan, mounts=tuple(map(_beside, plan.mounts)))
 
 

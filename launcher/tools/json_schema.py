@@ -32,7 +32,7 @@ DESCRIPTIONS = {
     "mounts": "Folders and files of this machine that the program sees.",
     "max_restarts": "How often a failed run is restarted from its newest checkpoint.",
     "watchdog": "What happens to a run that writes nothing for some time.",
-    "guard": "What happens if the loss is NaN, rises suddenly, or doesn't change.",
+    "guard": "What happens at NaN, at a sudden rise, or if the loss doesn't change.",
     "profile": "Trace these steps, and report what took their time: {steps: 10-12}.",
     "nodes": "The number of nodes (machines), or a section: count, master_addr and others.",
 }

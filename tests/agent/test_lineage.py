@@ -27,7 +27,7 @@ def cut(root: Path, iteration: int) -> None:
 
 def saved(root: Path, run: str, *iterations: int, on: bool = False) -> str:
     """What a run leaves that saved at these iterations; its line."""
-    line = folders.line_of(root, run, on=on)
+    line = folders.lineage_of(root, run, on=on)
     lineage.claim(root, run, line)
     for iteration in iterations:
         distributed(folders.partial(root, iteration))
@@ -53,16 +53,16 @@ def test_another_runs_checkpoints_are_met_unless_they_are_gone_on_from(tmp_path:
     saved(tmp_path, A, 3, 6)
     assert lineage.owner(tmp_path / "iter_0000003") == A
     assert names(tmp_path) == ["iter_0000003", "iter_0000006", folders.TRACKER]
-    assert folders.line_of(tmp_path, B, on=False) == B
+    assert folders.lineage_of(tmp_path, B, on=False) == B
     assert folders.refusal(tmp_path, B, on=False) == (
         f"{tmp_path} holds checkpoints that aren't this run's: iter_0000006 is run {A}'s"
     )
     assert folders.newest_complete(tmp_path, B) is None
-    line = folders.line_of(tmp_path, B, on=True)
+    line = folders.lineage_of(tmp_path, B, on=True)
     assert (line, folders.refusal(tmp_path, line, on=True)) == (A, "")
     assert saved(tmp_path, B, 9, on=True) == A
     assert folders.prune(tmp_path, 1, A) == [tmp_path / "iter_0000003", tmp_path / "iter_0000006"]
-    assert lineage.line(tmp_path, B) == A
+    assert lineage.of_run(tmp_path, B) == A
 
 
 def test_what_plain_megatron_saved_is_never_touched(tmp_path: Path) -> None:

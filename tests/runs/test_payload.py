@@ -24,7 +24,7 @@ OLD = "0123456789abcdef0123456789abcdef"
 def test_it_is_written_once_for_all_to_read_whatever_the_umask(tmp_path: Path) -> None:
     before = os.umask(0o077)
     try:
-        kept = payload.keep(tmp_path)
+        kept = payload.write_payload(tmp_path)
     finally:
         os.umask(before)
     folder = Path(kept.folder)
@@ -36,7 +36,7 @@ def test_it_is_written_once_for_all_to_read_whatever_the_umask(tmp_path: Path) -
     assert len(found) == len(payload.contents())
     assert not [path for path in folder.rglob("*") if path.is_symlink()]
     written = folder.stat().st_ino
-    assert payload.keep(tmp_path) == kept
+    assert payload.write_payload(tmp_path) == kept
     assert folder.stat().st_ino == written
 
 
@@ -50,7 +50,7 @@ def test_it_has_the_agent_and_the_trainer_and_nothing_else(tmp_path: Path) -> No
 @pytest.mark.parametrize("kind", ["changed", "more", "less"])
 def test_one_that_was_changed_is_refused(tmp_path: Path, kind: str) -> None:
     """By the launcher before it is used, and by the runner before it does anything."""
-    kept = payload.keep(tmp_path)
+    kept = payload.write_payload(tmp_path)
     at = Path(kept.folder, "launcher/agent/words.py")
     if kind == "changed":
         at.write_text(at.read_text() + "\n")
@@ -59,7 +59,7 @@ def test_one_that_was_changed_is_refused(tmp_path: Path, kind: str) -> None:
     else:
         at.unlink()
     with pytest.raises(EngineError, match="isn't what was written there"):
-        payload.keep(tmp_path)
+        payload.write_payload(tmp_path)
     done = run(kept, "runner", "--help")
     assert (done.returncode, done.stdout) == (121, "")
     assert "isn't the payload that was sent" in done.stderr
@@ -73,7 +73,7 @@ def run(kept: payload.Payload, *words: str, **env: str) -> subprocess.CompletedP
 
 def test_it_runs_by_its_path_whatever_else_is_called_launcher(tmp_path: Path) -> None:
     """As an image of an older launcher has one on its path."""
-    kept = payload.keep(tmp_path / "runs")
+    kept = payload.write_payload(tmp_path / "runs")
     other = tmp_path / "other/launcher"
     other.mkdir(parents=True)
     (other / "__init__.py").write_text("raise SystemExit('the wrong one')")
@@ -83,7 +83,7 @@ def test_it_runs_by_its_path_whatever_else_is_called_launcher(tmp_path: Path) ->
 
 
 def test_the_archive_is_the_same_each_time_and_fits_a_config_map(tmp_path: Path) -> None:
-    kept = payload.keep(tmp_path)
+    kept = payload.write_payload(tmp_path)
     packed = payload.archive(kept.folder)
     assert packed == payload.archive(kept.folder)
     assert len(packed) < 150_000  # of the 1 MiB that a ConfigMap holds, in base64
@@ -94,13 +94,13 @@ def test_the_archive_is_the_same_each_time_and_fits_a_config_map(tmp_path: Path)
 
 def test_an_earlier_runs_is_taken_where_it_is_still_there(tmp_path: Path) -> None:
     with pytest.raises(EngineError, match="isn't there any more"):
-        payload.keep(tmp_path, OLD)
-    kept = payload.keep(tmp_path)
-    assert payload.keep(tmp_path, kept.digest) == kept
+        payload.write_payload(tmp_path, OLD)
+    kept = payload.write_payload(tmp_path)
+    assert payload.write_payload(tmp_path, kept.digest) == kept
 
 
 def test_of_those_that_nobody_names_only_old_and_own_ones_go(tmp_path: Path) -> None:
-    kept = payload.keep(tmp_path)
+    kept = payload.write_payload(tmp_path)
     folders = {name: tmp_path / payload.FOLDER / (name * 16) for name in ("a1", "b2", "c3")}
     for folder in folders.values():
         owned.make_folder(folder)
@@ -118,7 +118,7 @@ def test_of_those_that_nobody_names_only_old_and_own_ones_go(tmp_path: Path) -> 
 
 def test_an_old_python_is_named(tmp_path: Path) -> None:
     """The first file is one that any Python 3 reads; an older one is stood in for."""
-    kept = payload.keep(tmp_path)
+    kept = payload.write_payload(tmp_path)
     script = "import sys, runpy; sys.version_info = (3, 8); runpy.run_path(sys.argv[1], None, %r)"
     done = subprocess.run(
         [sys.executable, "-c", script % "__main__", payload.entry(kept.folder), "runner"],
@@ -134,7 +134,7 @@ def test_a_script_sees_its_own_packages_and_nothing_of_the_launchers_folder(tmp_
 
     A script may have a package of the same name.
     """
-    kept = payload.keep(tmp_path / "runs")
+    kept = payload.write_payload(tmp_path / "runs")
     for name, text in {
         "venv/pydantic.py": "VERSION = 'the run’s own'",
         "launcher/__init__.py": "who = 'mine'",

@@ -85,7 +85,7 @@ def test_an_evaluation_that_needs_more_memory_has_a_line(
     report = pytest.importorskip("launcher.trainer.gpt.step_report")
     monkeypatch.setattr(report.measurements, "memory_line", "after {}".format)
     monkeypatch.setattr(report.parallel_state, "get_data_parallel_rank", lambda: 0)
-    one = report.Report.__new__(report.Report)
+    one = report.StepReport.__new__(report.StepReport)
     one.arguments, one.most = SimpleNamespace(on_cpu=False), 0
     for iteration, most in enumerate((6300, 6300, 7200, 7000), 1):
         monkeypatch.setattr(measurements, "peak", lambda _, most=most: {"allocated": most})

@@ -189,9 +189,9 @@ def newest_complete(root: Path, line: str = "") -> CheckpointFolder | None:
     return next((each for each in newest_first(root, line) if not each.problem), None)
 
 
-def line_of(root: Path, run: str, *, on: bool) -> str:
+def lineage_of(root: Path, run: str, *, on: bool) -> str:
     """The line of a run in `root`: that of what it goes `on` from, or its own."""
-    found = lineage.line(root, run)
+    found = lineage.of_run(root, run)
     if on and not found:
         newest = newest_complete(root) or next(newest_first(root), None)
         found = lineage.owner(newest.folder) if newest else ""

@@ -140,7 +140,7 @@ def _owner(checkpoint: Path) -> LineageNote | None:
     return claim if not name or name["run"] in (None, claim.run) else None
 
 
-def line(root: Path, run: str) -> str:
+def of_run(root: Path, run: str) -> str:
     """The line that `run` saved for under `root`; "" where nothing says so."""
     claim = _read(root)
     notes = [claim, *(_owner(path) for path in _checkpoints(root))]

@@ -1,1 +1,1 @@
-"""Processes on a node: started, prepared, signalled, and how they end."""
+"""Ranks of a node: prepared, started, signalled, how they end; and the connections of nodes."""

@@ -209,7 +209,7 @@ def _leave_spares(
         left = [node for node in range(rendezvous.nodes) if node not in chosen]
         why = [f"node {node}: {wrong[node]}" for node in left if node in wrong][:MOST]
         say(_listed(f"going on without {named(left)}:", why or ["as a spare it isn't needed"]))
-    rendezvous.keep(chosen)
+    rendezvous.go_on_with(chosen)
 
 
 def unfit(known: Sequence[Mapping[str, Any]]) -> list[tuple[int, str]]:

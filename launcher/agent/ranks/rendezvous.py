@@ -163,7 +163,7 @@ class Rendezvous:
             link.send(told=answered)
         return answered
 
-    def keep(self, chosen: Sequence[int]) -> None:
+    def go_on_with(self, chosen: Sequence[int]) -> None:
         """Go on with these nodes, the first one among them, which are numbered anew.
 
         All call it together, with the same ones. Raises NodeNotNeeded on the others.

@@ -93,7 +93,7 @@ def folder(image: str, site: Settings) -> Path:
     return site.cache / "images" / image.removeprefix("sha256:")
 
 
-def keep(made: ImageRecord, packages: Mapping[str, str], site: Settings) -> None:
+def write_documents(made: ImageRecord, packages: Mapping[str, str], site: Settings) -> None:
     """Write provenance, SBOM and all `packages` of an image beside it, each whole or not at all."""
     from launcher.images.builder.attest import provenance
     from launcher.images.builder.sbom import sbom

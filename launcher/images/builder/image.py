@@ -280,7 +280,7 @@ class Builds:
             wheel=record["wheel"],
             of_base=tuple(record["of_base"]),
         )
-        beside.keep(made, seen.packages, self.site)
+        beside.write_documents(made, seen.packages, self.site)
 
     def _names(self, inputs: context.Inputs) -> list[str]:
         """An image's names: row, release and extras; without the release for the row's own."""

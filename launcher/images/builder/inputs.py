@@ -28,8 +28,8 @@ class Commit:
 
 
 @dataclass(frozen=True)
-class FetchedInputs:
-    """A row's inputs: files and commits in the cache, and IDs of images by their names."""
+class RowDownloads:
+    """What a row downloads: files and commits in the cache, and IDs of images by their names."""
 
     recipe: Recipe
     files: tuple[Path, ...]
@@ -47,9 +47,9 @@ def fetch_all(
     images: StartImages | None,
     site: Settings,
     progress: Progress,
-) -> tuple[list[FetchedInputs], list[tuple[Recipe, LauncherError]]]:
+) -> tuple[list[RowDownloads], list[tuple[Recipe, LauncherError]]]:
     """Fetch every row's inputs, images where they are given; a row that fails stops no other."""
-    fetched: list[FetchedInputs] = []
+    fetched: list[RowDownloads] = []
     failed: list[tuple[Recipe, LauncherError]] = []
     for recipe, request in rows:
         try:
@@ -67,7 +67,7 @@ def _fetch(
     images: StartImages | None,
     site: Settings,
     progress: Progress,
-) -> FetchedInputs:
+) -> RowDownloads:
     """One row's inputs, from the cache or from outside.
 
     Raises BuildError for what can't be fetched or isn't what is locked, EngineError for an image
@@ -100,7 +100,7 @@ def _fetch(
         for path, git in one.commits.items()
     ]
     ids = {chosen[name] or name: image.id for name, image in found.items()}
-    return FetchedInputs(recipe, tuple(files), tuple(commits), ids)
+    return RowDownloads(recipe, tuple(files), tuple(commits), ids)
 
 
 def _ground(images: StartImages, base: StartImage, recipe: Recipe) -> extras_lock.Ground:

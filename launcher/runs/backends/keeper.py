@@ -38,7 +38,7 @@ PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 """linux/prctl.h"""
 
 
-def keep(folder: Path, labels: Mapping[str, str], argv: list[str]) -> None:
+def run_command(folder: Path, labels: Mapping[str, str], argv: list[str]) -> None:
     """Run `argv` with its output in `folder`; afterwards the exit code is there too.
 
     Of what `argv` started nothing is left then. Where this process is killed, `argv` is asked to
@@ -195,7 +195,7 @@ def main(argv: list[str]) -> None:
     """Keep a run; what can't be started is reported in one line."""
     folder, labels, *command = argv
     try:
-        keep(Path(folder), json.loads(labels), command)
+        run_command(Path(folder), json.loads(labels), command)
     except OSError as error:
         sys.exit(f"{error.filename or command[0]}: {error.strerror}")
 

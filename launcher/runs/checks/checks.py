@@ -89,10 +89,10 @@ SHM_SEGMENT = 4 << 20
 
 
 def preflight(
-    run: Resolved, plan: Plan, machine: Machine, cuda: str | None = None
+    resolved: Resolved, plan: Plan, machine: Machine, cuda: str | None = None
 ) -> list[Finding]:
     """All that is wrong with a run on a machine; what `machine` doesn't know isn't checked."""
-    config, origin = _with_rest(run.config, plan), run.origin
+    config, origin = _with_rest(resolved.config, plan), resolved.origin
     found: list[Finding] = []
     if plan.gpus.count:
         there, uses = machine.gpus, machine.uses
@@ -103,7 +103,7 @@ def preflight(
         found += gpus_are_free(visible, uses)
         found += driver_carries(visible, cuda)
         found += _code_is_there(visible, cuda)
-        found += fit.check_fit(run.with_config(config), visible, uses)
+        found += fit.check_fit(resolved.with_config(config), visible, uses)
         found += _shared_memory(origin, plan, machine)
         found += _locked_memory(plan, machine.memlock)
     found += _nodes_meet(config, origin, plan, machine)
@@ -116,12 +116,12 @@ def preflight(
         for dataset in machine.datasets
         if dataset.problem
     ]
-    found += _tokens_fit(config, origin, machine.datasets, run.facts.release)
+    found += _tokens_fit(config, origin, machine.datasets, resolved.facts.release)
     if machine.datasets:
         from launcher.runs.checks import splits
 
-        found += splits.check_splits(run, machine.datasets)
-    found += _folders(run, machine)
+        found += splits.check_splits(resolved, machine.datasets)
+    found += _folders(resolved, machine)
     return [*found, *checkpoint_folders.check_loaded(origin, plan, machine.load)]
 
 
@@ -358,9 +358,9 @@ def _tokens_fit(
             )
 
 
-def _folders(run: Resolved, machine: Machine) -> Iterator[Finding]:
+def _folders(resolved: Resolved, machine: Machine) -> Iterator[Finding]:
     """The folders that are written to: seen by the engine, the user's to write to, and roomy."""
-    config, origin = run.config, run.origin
+    config, origin = resolved.config, resolved.origin
     for key, path in machine.unseen:
         yield Finding(
             f"{origin.place(key)}: {path}: the engine sees something else there",
@@ -376,7 +376,7 @@ def _folders(run: Resolved, machine: Machine) -> Iterator[Finding]:
                 "Give another folder, change its owner, or set resources.user.",
             )
         elif folder.key == "checkpoint.save":
-            each = memory.bytes_of_checkpoint(config.program, run.values, run.layout)
+            each = memory.bytes_of_checkpoint(config.program, resolved.values, resolved.layout)
             if each is not None and folder.free is not None:
                 what = f"{origin.place(folder.key)}: {size(folder.free)} free for {folder.path}"
                 done = machine.load.newest or 0 if machine.load else 0

@@ -23,13 +23,17 @@ Changes = dict[str, object]
 """What to change in a run file: values by dotted keys."""
 
 
-def check_fit(run: Resolved, visible: Sequence[Gpu], uses: Sequence[Use]) -> Iterator[Finding]:
+def check_fit(resolved: Resolved, visible: Sequence[Gpu], uses: Sequence[Use]) -> Iterator[Finding]:
     """The estimate against the smallest GPU, and against the fullest one's free memory."""
-    config, origin, processes = run.config, run.origin, run.processes
+    config, origin, processes = resolved.config, resolved.origin, resolved.processes
     visible = [gpu for gpu in visible if gpu.total]
     card = min(visible, key=lambda gpu: gpu.total, default=None)
     capability = card.capability if card else None
-    needed = memory.needed(config.program, run.values, run.layout, capability) if card else None
+    needed = (
+        memory.needed(config.program, resolved.values, resolved.layout, capability)
+        if card
+        else None
+    )
     if card is None or needed is None:
         return
     if needed.total > card.total * (1 - MARGIN):

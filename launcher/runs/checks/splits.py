@@ -35,70 +35,74 @@ def bounds(parts: Sequence[float], documents: int) -> list[tuple[int, int]]:
     return [*pairwise(round(end * float(documents)) for end in ends)]
 
 
-def _split(run: Resolved) -> str:
+def _split(resolved: Resolved) -> str:
     """What the program is given."""
-    return str(run.values.get("split", SPLIT))
+    return str(resolved.values.get("split", SPLIT))
 
 
-def used(run: Resolved) -> tuple[str, ...]:
+def used(resolved: Resolved) -> tuple[str, ...]:
     """The splits that the program takes samples from: our own never tests."""
-    if run.values.get("eval_iters") == 0:
+    if resolved.values.get("eval_iters") == 0:
         return (TRAINING,)
-    return (TRAINING, EVALUATION) if run.program.kind is ProgramKind.OURS else NAMES
+    return (TRAINING, EVALUATION) if resolved.program.kind is ProgramKind.OURS else NAMES
 
 
-def without_empty(run: Resolved, documents: Sequence[int]) -> tuple[Resolved, list[str]]:
+def without_empty(resolved: Resolved, documents: Sequence[int]) -> tuple[Resolved, list[str]]:
     """The run without splits that have no document and that nothing uses, and notes on it.
 
     `documents` are those of each data file. The share goes to the split before, whose documents
     stay the same.
     """
     try:
-        parts = shares(_split(run))
+        parts = shares(_split(resolved))
     except ValueError:  # the program says so
-        return run, []
-    if run.program.kind is ProgramKind.SCRIPT or not sum(parts):
-        return run, []
-    if "--split" in (option.name for option in given(run.rest)):
-        return run, []
+        return resolved, []
+    if resolved.program.kind is ProgramKind.SCRIPT or not sum(parts):
+        return resolved, []
+    if "--split" in (option.name for option in given(resolved.rest)):
+        return resolved, []
     dropped = list[str]()
     for index in (2, 1):
         before = next((at for at in range(index - 1, -1, -1) if parts[at]), None)
-        if not parts[index] or before is None or NAMES[index] in used(run):
+        if not parts[index] or before is None or NAMES[index] in used(resolved):
             continue
         if any(begin == end for begin, end in (bounds(parts, n)[index] for n in documents)):
             parts[before], parts[index] = parts[before] + parts[index], 0.0
             dropped.append(NAMES[index])
     if not dropped:
-        return run, []
+        return resolved, []
     split = ",".join(f"{part:g}" for part in parts)
     told = " and ".join(dropped)
     note = f"data.split: {split}: the program doesn't use {told}, which would have no document"
-    return run.with_split(split), [note]
+    return resolved.with_split(split), [note]
 
 
-def check_splits(run: Resolved, datasets: Sequence[Dataset]) -> Iterator[Finding]:
+def check_splits(resolved: Resolved, datasets: Sequence[Dataset]) -> Iterator[Finding]:
     """A document for each split that is used, and a sample's tokens in all of them."""
-    place, length = run.origin.place("data.split"), run.config.model.seq_length
-    if run.program.kind is ProgramKind.SCRIPT:
+    place, length = resolved.origin.place("data.split"), resolved.config.model.seq_length
+    if resolved.program.kind is ProgramKind.SCRIPT:
         return
     try:
-        parts = shares(_split(run))
+        parts = shares(_split(resolved))
     except ValueError:
         return
     counted = [data for data in datasets if data.documents is not None and any(parts)]
     for data in counted:
-        empty = _without(run, place, parts, data, counted)
-        yield from [*empty, *_short(run, place, parts, length, data)][:1]
+        empty = _without(resolved, place, parts, data, counted)
+        yield from [*empty, *_short(resolved, place, parts, length, data)][:1]
 
 
 def _without(
-    run: Resolved, place: str, parts: Sequence[float], data: Dataset, datasets: Sequence[Dataset]
+    resolved: Resolved,
+    place: str,
+    parts: Sequence[float],
+    data: Dataset,
+    datasets: Sequence[Dataset],
 ) -> Iterator[Finding]:
     """Splits that are used and have no document; training is, though its share be 0."""
     count = data.documents or 0
     for name, part, (begin, end) in zip(NAMES, parts, bounds(parts, count), strict=True):
-        if name in used(run) and (part or name == TRAINING) and begin == end:
+        if name in used(resolved) and (part or name == TRAINING) and begin == end:
             yield Finding(
                 f"{place}: {data.prefix} has no document for {name}: {part:g} of {sum(parts):g} "
                 f"parts of its {count} documents rounds to none",
@@ -116,14 +120,14 @@ def _mend(documents: Sequence[int]) -> str:
 
 
 def _short(
-    run: Resolved, place: str, parts: Sequence[float], length: int | None, data: Dataset
+    resolved: Resolved, place: str, parts: Sequence[float], length: int | None, data: Dataset
 ) -> Iterator[Finding]:
     """Splits with fewer tokens than a sample has, about."""
     if length is None or data.tokens is None:
         return
     for name, part in zip(NAMES, parts, strict=True):
         there = round(data.tokens * part / sum(parts))
-        if part and name in used(run) and there <= length:
+        if part and name in used(resolved) and there <= length:
             yield Finding(
                 f"{place}: {data.prefix} has about {there} tokens for {name}, and a sample "
                 f"{length + 1}",

@@ -103,7 +103,7 @@ def _kept(
     if path.is_file():
         return _answer(path.read_text(encoding="utf-8"))
     if chosen.has_engine:
-        mounts = (plan.payload,) if plan.payload else ()
+        mounts = (plan.payload_mount,) if plan.payload_mount else ()
         bare = replace(bare_plan(chosen, {"name": image}, "0", words), env=plan.env, mounts=mounts)
         answer = _answer(said(bare, chosen, DEADLINE))
     else:

@@ -46,7 +46,7 @@ class PlannedRun:
     """A plan, the run file that it is made of, notes on what `auto` came to, and warnings."""
 
     plan: Plan
-    run: Resolved
+    resolved: Resolved
     notes: tuple[str, ...] = ()
     ignored: tuple[str, ...] = ()
 
@@ -76,33 +76,33 @@ def assemble(
     except EngineError:
         _check_alone(asked, chosen, stamp)  # the file's faults are reported first
         raise
-    run = resolve(config, origin, facts, host, stamp.run, gpus=gpus, rest=asked.rest)
-    run, notes = _decided(run, chosen, visible)
-    plan = make_plan(run, host, stamp, tie=asked.tie)
+    resolved = resolve(config, origin, facts, host, stamp.run, gpus=gpus, rest=asked.rest)
+    resolved, notes = _decided(resolved, chosen, visible)
+    plan = make_plan(resolved, host, stamp, tie=asked.tie)
     return PlannedRun(
-        plan, run, tuple(notes), (*_ignored(run), *_opened(plan), *_unused(plan, facts))
+        plan, resolved, tuple(notes), (*_ignored(resolved), *_opened(plan), *_unused(plan, facts))
     )
 
 
 def _decided(
-    run: Resolved, chosen: Backend, visible: Sequence[Gpu] | None
+    resolved: Resolved, chosen: Backend, visible: Sequence[Gpu] | None
 ) -> tuple[Resolved, list[str]]:
     """The run without `auto` where GPUs decide, and empty splits dropped; notes on it."""
     from launcher.runs.checks import auto, gather
 
     dropped = list[str]()
-    if documents := gather.documents(run.mounts):
+    if documents := gather.documents(resolved.mounts):
         from launcher.runs.checks import splits
 
-        run, dropped = splits.without_empty(run, documents)
-    if not auto.is_open(run.config):
-        return run, dropped
+        resolved, dropped = splits.without_empty(resolved, documents)
+    if not auto.is_open(resolved.config):
+        return resolved, dropped
     if visible is None:
         visible = ()
         with suppress(EngineError):  # where that matters, it is reported as the run starts
-            visible = gather.visible(run.gpus, chosen)
-    run, notes = auto.decide(run, visible)
-    return run, [*dropped, *notes]
+            visible = gather.visible(resolved.gpus, chosen)
+    resolved, notes = auto.decide(resolved, visible)
+    return resolved, [*dropped, *notes]
 
 
 def _unused(plan: Plan, facts: ImageFacts) -> Iterator[str]:
@@ -128,12 +128,12 @@ def _opened(plan: Plan) -> Iterator[str]:
         )
 
 
-def _ignored(run: Resolved) -> Iterator[str]:
+def _ignored(resolved: Resolved) -> Iterator[str]:
     """What the program doesn't heed of what it is given, as warnings."""
-    if run.program.kind is ProgramKind.SCRIPT:
+    if resolved.program.kind is ProgramKind.SCRIPT:
         return
-    told, where = rule_input(run, run.gpus), place((), run.origin)
-    for problem, mend in rules.broken(rules.IGNORED, told, run.facts.release, where):
+    told, where = rule_input(resolved, resolved.gpus), place((), resolved.origin)
+    for problem, mend in rules.broken(rules.IGNORED, told, resolved.facts.release, where):
         yield f"{problem}\n  {mend}"
 
 
@@ -274,7 +274,7 @@ def _host(chosen: Backend, asked: RunRequest, *, rootless: bool) -> Host:
         scheduled=chosen.scheduled,
         groups=who.groups,
         runs=str(runs_folder()),
-        payload=payload.keep(runs_folder(), asked.payload),
+        payload=payload.write_payload(runs_folder(), asked.payload_digest),
         infiniband=not chosen.scheduled and os.path.isdir(INFINIBAND),
     )
 

@@ -110,11 +110,11 @@ def _has_saved(kept: record.Record) -> bool:
     save = kept.config.get("checkpoint", {}).get("save")
     with suppress(OSError, UsageError):
         root = Path(kept.cwd, expanded(save)) if save else None
-        return bool(root and folders.newest_complete(root, lineage.line(root, kept.run)))
+        return bool(root and folders.newest_complete(root, lineage.of_run(root, kept.run)))
     return False
 
 
-def line(labels: Mapping[str, str]) -> str:
+def lineage_of(labels: Mapping[str, str]) -> str:
     """The line whose checkpoints a job's are, by its labels.
 
     "" on other nodes than the first, whose launchers know it by another id.
@@ -127,7 +127,7 @@ def line(labels: Mapping[str, str]) -> str:
 def newest(labels: Mapping[str, str]) -> CheckpointFolder | None:
     """The newest complete checkpoint of a job and what it goes on from. Raises `OSError`."""
     folder = labels.get(f"{LABEL}checkpoints")
-    return folders.newest_complete(Path(folder), line(labels)) if folder else None
+    return folders.newest_complete(Path(folder), lineage_of(labels)) if folder else None
 
 
 def _otherwise(text: str, listed: list[tuple[str, str]]) -> tuple[str, list[tuple[str, str]]]:

@@ -52,7 +52,7 @@ def resumed(text: str, chosen: Backend, overrides: list[Override]) -> tuple[RunR
     notes = [*found.notes, *again.notes]
     if kept.payload != digest():
         notes.append("it continues with this launcher's runner and trainer, not with its own")
-    return replace(asked, config=again.config, payload=""), notes
+    return replace(asked, config=again.config, payload_digest=""), notes
 
 
 def _refuse_finished(kept: record.Record, config: RunConfig) -> None:
@@ -62,7 +62,7 @@ def _refuse_finished(kept: record.Record, config: RunConfig) -> None:
         return
     root = Path(kept.cwd, expanded(save))
     try:
-        newest = folders.newest_complete(root, lineage.line(root, kept.run))
+        newest = folders.newest_complete(root, lineage.of_run(root, kept.run))
     except OSError:  # another user's, or not on this machine
         return
     if newest and newest.iteration >= last:
@@ -81,7 +81,7 @@ def _refuse_overwritten(kept: record.Record, config: RunConfig) -> None:
         return
     root = Path(kept.cwd, expanded(config.checkpoint.save))
     try:
-        newest, own = folders.newest_complete(root), lineage.line(root, kept.run)
+        newest, own = folders.newest_complete(root), lineage.of_run(root, kept.run)
     except OSError:  # another user's: preflight or the run reports it
         return
     owner = lineage.owner(newest.folder) if newest else ""

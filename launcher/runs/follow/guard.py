@@ -128,7 +128,7 @@ class LossGuard:
         return f"going back to {where}, past the batches of iterations {bad[0]} to {bad[1]}"
 
     def _reject(self, after: int) -> None:
-        root, line = self.job.labels.get(f"{LABEL}checkpoints"), find.line(self.job.labels)
+        root, line = self.job.labels.get(f"{LABEL}checkpoints"), find.lineage_of(self.job.labels)
         if root and line:  # of several nodes the first one's launcher does it
             run = "" if self.action == BACK else self.job.run
             for path in folders.reject(Path(root), line, after, run):

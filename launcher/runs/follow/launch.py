@@ -65,11 +65,11 @@ def start(
         return _start_array(asked, chosen, array, preflight=preflight)
     stamp = new_stamp()
     assembled = assemble(asked, chosen, stamp)
-    asked = replace(asked, config=assembled.run.config)
+    asked = replace(asked, config=assembled.resolved.config)
     with screened(shown), ExitStack() as starting:
         live.screen.wait("checking")
         starting.enter_context(owner.alone())
-        plan = keep(assembled, asked, chosen, preflight=preflight)
+        plan = record_plan(assembled, asked, chosen, preflight=preflight)
         where = plan.image if chosen.contained else "this environment"
         tell(f"run {plan.run} ({plan.name}) in {where}; record: {record.folder(plan.run)}")
         gc.freeze()  # what is imported stays, so it is looked at no more, not even at the end
@@ -77,19 +77,21 @@ def start(
         if detach:
             print(begin(chosen, plan, attach=False).run)
             return 0
-        same = replace(asked, payload=dict(plan.labels).get(LABEL + KEY, ""))
+        same = replace(asked, payload_digest=dict(plan.labels).get(LABEL + KEY, ""))
         attempts = Attempts(same, chosen, stamp, FirstAttempt(plan, starting))
         restarts = asked.config.max_restarts
         return supervise(chosen, attempts, restarts=restarts, listening=_listening).code
 
 
-def keep(assembled: PlannedRun, asked: RunRequest, chosen: Backend, *, preflight: bool) -> Plan:
+def record_plan(
+    assembled: PlannedRun, asked: RunRequest, chosen: Backend, *, preflight: bool
+) -> Plan:
     """The plan of a run that can work, once its folders are made and its record is kept."""
-    plan = of_line(assembled.plan, asked, chosen)
+    plan = with_lineage(assembled.plan, asked, chosen)
     machine = prepare(replace(assembled, plan=plan), chosen, preflight=preflight)
     try:
         record.write(record.record_of(plan, asked, chosen.name))
-        provenance.keep(plan, provenance.facts_of(plan, asked, chosen, machine))
+        provenance.write_facts(plan, provenance.facts_of(plan, asked, chosen, machine))
     except (LauncherError, OSError):
         record.forget(plan.run)
         raise
@@ -106,8 +108,8 @@ def _start_array(
             for number in array:
                 one = task(asked, number)
                 assembled = assemble(one, chosen, new_stamp())
-                one = replace(one, config=assembled.run.config)
-                plans[number] = keep(assembled, one, chosen, preflight=preflight)
+                one = replace(one, config=assembled.resolved.config)
+                plans[number] = record_plan(assembled, one, chosen, preflight=preflight)
             for plan in plans.values():
                 tidy(plan, chosen)
             started: Sequence[Job] = chosen.start_array(plans)
@@ -132,7 +134,7 @@ def check_start(asked: RunRequest, chosen: Backend, *, preflight: bool) -> None:
     """Refuse what `start` would, as far as that needs no data. Raises as that does."""
     _check_guard(asked, chosen, detach=False)
     assembled = assemble(asked, chosen, new_stamp())
-    of_line(assembled.plan, asked, chosen)
+    with_lineage(assembled.plan, asked, chosen)
     if preflight and not chosen.scheduled:
         _preflight(assembled, chosen)
 
@@ -206,13 +208,13 @@ def _preflight(assembled: PlannedRun, chosen: Backend) -> Machine:
     from launcher.runs.checks import checks, gather
     from launcher.runs.follow import ask_image
 
-    plan, run, row = assembled.plan, assembled.run, None
-    if (tag := run.config.image.tag) and chosen.contained and plan.gpus.count:
+    plan, resolved, row = assembled.plan, assembled.resolved, None
+    if (tag := resolved.config.image.tag) and chosen.contained and plan.gpus.count:
         from launcher.images.matrix.matrix_file import load_matrix
 
         row = load_matrix().rows.get(tag)
-    machine = gather.gather(run.config, plan, gather.engine_of(chosen))
-    found = checks.preflight(run, plan, machine, row.cuda if row else None)
+    machine = gather.gather(resolved.config, plan, gather.engine_of(chosen))
+    found = checks.preflight(resolved, plan, machine, row.cuda if row else None)
     if not any(finding.refuse for finding in found):
         found += ask_image.ask_image(plan, machine, chosen, settings().cache)
     checks.enforce(found)
@@ -250,7 +252,7 @@ def _refuse_sharing(plan: Plan) -> None:
             pass
 
 
-def of_line(plan: Plan, asked: RunRequest, chosen: Backend) -> Plan:
+def with_lineage(plan: Plan, asked: RunRequest, chosen: Backend) -> Plan:
     """The plan, with a label that says in which line of runs it saves, where that isn't its own.
 
     Raises UsageError where it would come upon another run's checkpoints. Of several nodes the
@@ -261,7 +263,7 @@ def of_line(plan: Plan, asked: RunRequest, chosen: Backend) -> Plan:
         return plan
     root = Path(plan.checkpoints)
     try:
-        line = folders.line_of(root, plan.run, on=request.on)
+        line = folders.lineage_of(root, plan.run, on=request.on)
         why = "" if request.overwrite else folders.refusal(root, line, on=request.on)
     except OSError:  # another user's: preflight or the run reports it
         return plan
@@ -293,7 +295,7 @@ def tidy(plan: Plan, chosen: Backend) -> None:
     All that refuses the run comes before. Several nodes share the folder, so the first one's
     launcher does it. Raises UsageError.
     """
-    line = find.line(dict(plan.labels))
+    line = find.lineage_of(dict(plan.labels))
     if not (line and plan.checkpoints and chosen.shares_files):
         return
     try:
@@ -362,12 +364,12 @@ class Attempts:
             plan = assemble(asked, self.chosen, self.stamp).plan
             assert plan.checkpoints
             _refuse_sharing(plan)
-            plan = of_line(plan, asked, self.chosen)
+            plan = with_lineage(plan, asked, self.chosen)
             tidy(plan, self.chosen)
             if newest := find.newest(dict(plan.labels)):
                 tell(f"going on from {newest.folder}")
                 asked = replace(asked, config=resume.from_newest(config))
-        return of_line(assemble(asked, self.chosen, self.stamp).plan, asked, self.chosen)
+        return with_lineage(assemble(asked, self.chosen, self.stamp).plan, asked, self.chosen)
 
     def _unseen(self, asked: RunRequest) -> RunRequest:
         """What goes on where the engine's machine has the checkpoints: the program finds them.

@@ -86,7 +86,7 @@ def supervise(
             back = guard.settle(listeners, found) if mine else ""
             saved = _tell_ending(found, job, seen=chosen.shares_files)
             if mine:
-                ending.keep(job.run, attempt - 1, found, stopper.names, saved)
+                ending.write_ending(job.run, attempt - 1, found, stopper.names, saved)
             again = attempt - guard.rewinds(job.run)
             if not back and (again > restarts or not (mine and found.may_restart)):
                 break
@@ -392,7 +392,7 @@ def _note(job: Job, ended: ExitStatus) -> None:
     if asked and ended.cause is EndCause.REMOVED:  # which is how some backends stop
         ended = replace(ended, cause=EndCause.ITSELF)
     found = ending.Ending(ended, asked, tail.text)
-    ending.keep(job.run, attempt_of(job), found, [], saved)
+    ending.write_ending(job.run, attempt_of(job), found, [], saved)
 
 
 def ask(job: Job, name: str, grace: int, more: str = "") -> None:

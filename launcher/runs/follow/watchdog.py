@@ -117,7 +117,7 @@ class SilenceWatch:
             self.tell(f"{silent}, and its ranks can't be asked where they are")
         else:
             self.tell(f"{silent}: {conclusion(found)}")
-            if kept := keep(self.folder, found):
+            if kept := write_report(self.folder, found):
                 self.tell(f"every rank's stack is in {kept}")
         if self.wanted.action == "end":
             self._end(conclusion(found) if found else "")
@@ -154,7 +154,7 @@ def conclusion(files: Mapping[str, bytes]) -> str:
     return found[-1].removeprefix(CONCLUSION) if found else "the report is empty"
 
 
-def keep(folder: Path, found: Mapping[str, bytes]) -> Path | None:
+def write_report(folder: Path, found: Mapping[str, bytes]) -> Path | None:
     """Keep a report in a new folder of the run's; None where it can't be written."""
     number = 1 + len([*folder.glob(f"{REPORTS}*")])
     at = folder / f"{REPORTS}{number}"

@@ -117,7 +117,7 @@ def compiled(host: Host, image: str) -> tuple[Mount, ...]:
     return (_mount(folder, "/compiled", "the compiler's cache", host, writable=True),)
 
 
-def payload(host: Host) -> tuple[Mount, ...]:
+def payload_mounts(host: Host) -> tuple[Mount, ...]:
     """The payload's package, in a container."""
     if not host.contained or host.payload == NONE:
         return ()

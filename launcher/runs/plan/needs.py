@@ -35,20 +35,20 @@ class NeedRule:
     fact: str = ""
     extras: str = ""
 
-    def holds(self, run: Resolved) -> bool:
+    def holds(self, resolved: Resolved) -> bool:
         """Whether the run needs the modules."""
-        if self.programs and run.config.program not in self.programs:
+        if self.programs and resolved.config.program not in self.programs:
             return False
         if not self.option:
             return True
-        given = run.values
+        given = resolved.values
         value = given.get(self.option, False)
         chosen = str(value) in self.values if self.values else value is not False
-        release = run.facts.release
+        release = resolved.facts.release
         return (
-            run.program.kind is not ProgramKind.SCRIPT
+            resolved.program.kind is not ProgramKind.SCRIPT
             and chosen
-            and not any(one in given or one == run.config.program for one in self.unless)
+            and not any(one in given or one == resolved.config.program for one in self.unless)
             and all(_is_given(given, one) for one in self.beside)
             and (not self.fact or series.has(release, self.fact))
         )
@@ -83,26 +83,26 @@ class PackageNeed:
     mend: str
 
 
-def needed(run: Resolved, *, contained: bool) -> list[PackageNeed]:
+def needed(resolved: Resolved, *, contained: bool) -> list[PackageNeed]:
     """What a run imports beyond Megatron's own needs; each module once."""
     found = dict[str, PackageNeed]()
     for rule in table():
-        if rule.holds(run):
+        if rule.holds(resolved):
             for module, package in rule.modules.items():
-                why = f"{_place(rule, run)} needs the Python package {package}"
-                mend = _mend(rule, run.config.image, contained=contained)
+                why = f"{_place(rule, resolved)} needs the Python package {package}"
+                mend = _mend(rule, resolved.config.image, contained=contained)
                 found.setdefault(module, PackageNeed(module, package, why, mend))
     return [*found.values()]
 
 
-def check_needs(needs: Sequence[PackageNeed], run: Resolved, image: str) -> None:
+def check_needs(needs: Sequence[PackageNeed], resolved: Resolved, image: str) -> None:
     """Raise PreflightError where the image, or this environment, is known to lack one of them.
 
     What is on PYTHONPATH, mounted, or of another Python isn't known; the runner looks there.
     """
-    there = run.facts.packages
-    elsewhere = run.config.image.python != "python3" or "PYTHONPATH" in run.config.env
-    if there is None or elsewhere or any("-packages" in one.target for one in run.mounts):
+    there = resolved.facts.packages
+    elsewhere = resolved.config.image.python != "python3" or "PYTHONPATH" in resolved.config.env
+    if there is None or elsewhere or any("-packages" in one.target for one in resolved.mounts):
         return
     if lacks := [need for need in needs if need.package not in there]:
         problems = (f"{need.why}, which isn't in {image}" for need in lacks)
@@ -114,11 +114,11 @@ def for_runner(needs: Sequence[PackageNeed]) -> Mapping[str, str]:
     return {need.module: f"{need.why}. {need.mend}" for need in needs}
 
 
-def _place(rule: NeedRule, run: Resolved) -> str:
+def _place(rule: NeedRule, resolved: Resolved) -> str:
     if not rule.option:
-        return f"{run.origin.place('program')}: {run.config.program}"
-    value = run.values[rule.option]
-    where = run.origin.place(key_of(rule.option))
+        return f"{resolved.origin.place('program')}: {resolved.config.program}"
+    value = resolved.values[rule.option]
+    where = resolved.origin.place(key_of(rule.option))
     return where if value is True else f"{where}: {value}"
 
 

@@ -45,15 +45,16 @@ class Stamp:
 
 @dataclass(frozen=True)
 class Plan:
-    """One node's part of a run. `env` maps a name to None to pass on the launcher's own value.
+    """What a backend starts: a run, or one node of a run that is started by hand on each.
 
-    Of several nodes the variables alone say which one it is, so `argv` is the same on all.
-    `options` are what the `program` of the run file is given, by their plain names, with what the
-    user laid over; the same as words stand in `argv`. `secrets` maps variables to the files of the
-    host that hold their values. `checkpoints` is the folder of the host that is saved to. A run
-    with `tie` stops when its standard input is closed. `fewer`: smaller node counts that the run
-    may start with; `spare`: more nodes, of which the fittest take part. With `own_devices` a node
-    looks itself whether it has InfiniBand's devices: nobody knows which machine it will be.
+    `env` maps a name to None to pass on the launcher's own value. Of several nodes the variables
+    alone say which one it is, so `argv` is the same on all. `options` are what the `program` of the
+    run file is given, by their plain names, with what the user laid over; the same as words stand
+    in `argv`. `secrets` maps variables to the files of the host that hold their values.
+    `checkpoints` is the folder of the host that is saved to. A run with `tie` stops when its
+    standard input is closed. `fewer`: smaller node counts that the run may start with; `spare`:
+    more nodes, of which the fittest take part. With `own_devices` a node looks itself whether it
+    has InfiniBand's devices: nobody knows which machine it will be.
     """
 
     run: str
@@ -89,7 +90,7 @@ class Plan:
     spare: int = 0
 
     @property
-    def payload(self) -> Mount | None:
+    def payload_mount(self) -> Mount | None:
         """The mount of the payload's package, where a container is to have it."""
         return next((mount for mount in self.mounts if mount.key == KEY), None)
 
@@ -130,55 +131,66 @@ def _stands_with_gpus(origin: Origin | None) -> bool:
     return False
 
 
-def make_plan(run: Resolved, host: Host, stamp: Stamp, *, tie: bool = False) -> Plan:
+def make_plan(resolved: Resolved, host: Host, stamp: Stamp, *, tie: bool = False) -> Plan:
     """The plan of a run. Raises UsageError for one that can't work on any machine, PreflightError
     where the image is known to lack a Python package that it imports.
 
     With `tie` the run ends with the launcher.
     """
-    config, origin, gpus, release = run.seen, run.origin, run.gpus, run.facts.release
-    started, ours, faults = run.program, run.program.kind is ProgramKind.OURS, Faults()
+    config, origin, gpus, release = (
+        resolved.seen,
+        resolved.origin,
+        resolved.gpus,
+        resolved.facts.release,
+    )
+    started, ours, faults = resolved.program, resolved.program.kind is ProgramKind.OURS, Faults()
     with faults.collected():
-        program.check_program(started, run.config, run.facts, origin, run.layout.world)
+        program.check_program(
+            started, resolved.config, resolved.facts, origin, resolved.layout.world
+        )
     with faults.collected():
         _check_processes(config, origin, gpus)
     with faults.collected():
-        layout.refuse(run.faults, origin)
+        layout.refuse(resolved.faults, origin)
     fewer = tuple[int, ...]()
     with faults.collected():
-        fewer = _fewer(run.config, origin, host, run.processes, release)
-    saved_to = run.config.checkpoint.save
+        fewer = _fewer(resolved.config, origin, host, resolved.processes, release)
+    saved_to = resolved.config.checkpoint.save
     save = path_of(saved_to, host) if saved_to else None
     image = reference(config.image) if host.contained else HERE
-    compiles = ours and gpus.count != 0 and run.layout.model == 1
+    compiles = ours and gpus.count != 0 and resolved.layout.model == 1
     compiled = mounts.compiled(host, image) if compiles else ()
-    mounted = (*run.mounts, *compiled, *mounts.payload(host))
+    mounted = (*resolved.mounts, *compiled, *mounts.payload_mounts(host))
     with faults.collected():
         mounts.check_mounts(mounted, origin)
-    ipc, shm_size = _shared_memory(config, gpus, run.processes)
+    ipc, shm_size = _shared_memory(config, gpus, resolved.processes)
     with faults.collected():
-        told = rule_input(run, gpus)
-        render.check_options([*run.options], run.rest, started, run.facts, origin, told)
+        told = rule_input(resolved, gpus)
+        render.check_options(
+            [*resolved.options], resolved.rest, started, resolved.facts, origin, told
+        )
         if ours and not faults.found:
-            render.check_fits(render.placed([*run.options], run.rest, origin), told, release)
+            render.check_fits(
+                render.placed([*resolved.options], resolved.rest, origin), told, release
+            )
     faults.refuse()
-    wanted = needs.needed(run, contained=host.contained)
-    needs.check_needs(wanted, run, image if host.contained else "this environment")
+    wanted = needs.needed(resolved, contained=host.contained)
+    needs.check_needs(wanted, resolved, image if host.contained else "this environment")
     return Plan(
         run=stamp.run,
         name=config.name,
         image=image,
         argv=(
-            *_runner(config, host, run.processes, fewer, cpu=gpus.count == 0),
+            *_runner(config, host, resolved.processes, fewer, cpu=gpus.count == 0),
             *(["--checkout", scripts(config, host)] if config.source else []),
             *(["--tie"] if tie else []),
-            *("--", *started.argv, *render.words(run.options), *run.rest),
+            *("--", *started.argv, *render.words(resolved.options), *resolved.rest),
         ),
-        env=_env(run, host, stamp, compiled, needs.for_runner(wanted)),
+        env=_env(resolved, host, stamp, compiled, needs.for_runner(wanted)),
         mounts=mounted,
         gpus=gpus,
         nodes=config.nodes.count,
-        processes_per_node=run.processes,
+        processes_per_node=resolved.processes,
         ipc=ipc,
         shm_size=shm_size,
         memory=config.resources.memory,
@@ -187,10 +199,10 @@ def make_plan(run: Resolved, host: Host, stamp: Stamp, *, tie: bool = False) -> 
         user=_user(config, host),
         workdir=_workdir(config, host),
         program=config.program,
-        options=run.values,
+        options=resolved.values,
         init=True,
         stop_grace=config.resources.stop_grace + AFTER_GRACE,
-        labels=_labels(config, host, image, stamp, run.processes, save),
+        labels=_labels(config, host, image, stamp, resolved.processes, save),
         secrets=tuple((name, path_of(text, host)) for name, text in sorted(config.secrets.items())),
         checkpoints=save,
         tie=tie,
@@ -204,12 +216,12 @@ def make_plan(run: Resolved, host: Host, stamp: Stamp, *, tie: bool = False) -> 
     )
 
 
-def rule_input(run: Resolved, gpus: Gpus) -> rules.RuleInput:
+def rule_input(resolved: Resolved, gpus: Gpus) -> rules.RuleInput:
     """What Megatron's rules go by: the options, upstream's own defaults, and what is around."""
-    upstreams_gpt = run.config.program == "pretrain_gpt.py"
+    upstreams_gpt = resolved.config.program == "pretrain_gpt.py"
     usual = {"tokenizer_type": "GPT2BPETokenizer"} if upstreams_gpt else {}
-    values, on_cpu = {**usual, **run.values}, upstreams_gpt and gpus.count == 0
-    return rules.RuleInput(values, run.layout, run.config.env, on_cpu)
+    values, on_cpu = {**usual, **resolved.values}, upstreams_gpt and gpus.count == 0
+    return rules.RuleInput(values, resolved.layout, resolved.config.env, on_cpu)
 
 
 def _workdir(config: RunConfig, host: Host) -> str | None:
@@ -325,14 +337,14 @@ def _rendezvous(config: RunConfig, origin: Origin, host: Host) -> dict[str, str]
 
 
 def _env(
-    run: Resolved,
+    resolved: Resolved,
     host: Host,
     stamp: Stamp,
     compiled: tuple[mounts.Mount, ...],
     wanted: Mapping[str, str],
 ) -> tuple[tuple[str, str | None], ...]:
     """The variables of the container, sorted; the run file's come last and so win."""
-    config, where = run.seen, run.layout
+    config, where = resolved.seen, resolved.layout
     env: dict[str, str | None] = {"PYTHONUNBUFFERED": "1"}
     if host.payload.digest:
         env[start.DIGEST] = host.payload.digest
@@ -340,12 +352,12 @@ def _env(
         env["TORCHINDUCTOR_CACHE_DIR"] = mount.target
     if saved := save_request_of(config, stamp.run):
         env[lineage.VARIABLE] = str(saved)
-    if host.scheduled and run.program.kind is ProgramKind.UPSTREAM:
+    if host.scheduled and resolved.program.kind is ProgramKind.UPSTREAM:
         env[ASK] = "1"
     if wanted:
         env[NEEDS] = json.dumps(wanted)
-    env |= _rendezvous(config, run.origin, host)
-    if run.gpus.count and where.tensor * where.context > 1:
+    env |= _rendezvous(config, resolved.origin, host)
+    if resolved.gpus.count and where.tensor * where.context > 1:
         env["CUDA_DEVICE_MAX_CONNECTIONS"] = "1"  # Megatron refuses to start without it
     if _user(config, host):
         # A uid that the image doesn't know has no home, and torch asks for a user's name.

@@ -230,7 +230,7 @@ def _kept(run: str, saved: CheckpointFolder | None) -> str:
     return f"{told}; next: {', '.join(following)}" if following else told
 
 
-def keep(
+def write_ending(
     run: str, attempt: int, ending: Ending, signals: Sequence[str], saved: CheckpointFolder | None
 ) -> None:
     """Note how an attempt ended; `signals` are those that this launcher was sent, by name.

@@ -80,7 +80,7 @@ def kept_plan(plan: Plan) -> dict[str, Any]:
     return asdict(plan) | {"argv": redacted(plan.argv), "options": options, "env": env}
 
 
-def keep(plan: Plan, facts: Mapping[str, Any]) -> None:
+def write_facts(plan: Plan, facts: Mapping[str, Any]) -> None:
     """Write both beside the run's record. Raises UsageError where they can't be kept."""
     record.put(plan.run, record.PLAN, kept_plan(plan))
     record.put(plan.run, record.FACTS, facts)

@@ -77,7 +77,7 @@ class Record:
                 "Use the launcher that started it.",
             ) from error
         origin = Origin(f"run {self.run} ({self.file})", {}, {})
-        return RunRequest(config, origin, self.cwd, tuple(self.rest), payload=self.payload)
+        return RunRequest(config, origin, self.cwd, tuple(self.rest), payload_digest=self.payload)
 
 
 def record_of(plan: Plan, asked: RunRequest, backend: str) -> Record:

@@ -93,8 +93,8 @@ class Override:
 class RunRequest:
     """What a user asks for: the configuration, where its values stand, and the arguments beside.
 
-    Relative paths start in `cwd`. `payload` is the digest of an earlier run's payload that is to be
-    taken again; "" is this launcher's own.
+    Relative paths start in `cwd`. `payload_digest` names an earlier run's payload, which is used
+    again; "" is this launcher's own.
     """
 
     config: RunConfig
@@ -102,7 +102,7 @@ class RunRequest:
     cwd: str
     rest: tuple[str, ...] = ()
     tie: bool = False
-    payload: str = ""
+    payload_digest: str = ""
 
 
 def load(name: str, overrides: list[Override]) -> tuple[RunConfig, Origin]:

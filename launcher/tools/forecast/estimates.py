@@ -52,9 +52,9 @@ def of_planned(
     planned: PlannedRun, chosen: Backend, visible: Sequence[Gpu], network: float | None = None
 ) -> Forecast:
     """The forecast of a plan; `visible` are its GPUs, none where they aren't known."""
-    run, plan = planned.run, planned.plan
+    resolved, plan = planned.resolved, planned.plan
     one = min(visible, key=lambda gpu: gpu.total, default=None)
-    work = works.of_resolved(run)
+    work = works.of_resolved(resolved)
     machine = Hardware("", network=network)
     if work.on_cpu and not chosen.scheduled:
         machine = replace(machine, place=_this_machine())
@@ -63,7 +63,7 @@ def of_planned(
     known = site.earlier(machine.place)
     seen = not chosen.scheduled or chosen.shares_files
     found = forecast(work, machine, known, plan.checkpoints if seen else None)
-    return with_others(found, layouts.nearest(run, machine, known))
+    return with_others(found, layouts.nearest(resolved, machine, known))
 
 
 def _this_machine() -> str:

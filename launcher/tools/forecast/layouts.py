@@ -31,30 +31,32 @@ Split = tuple[int, int, int, int]
 """TP, PP, CP and EP, in the order of KEYS."""
 
 
-def nearest(run: Resolved, machine: Hardware, known: Sequence[RunFact]) -> list[OtherLayout]:
+def nearest(resolved: Resolved, machine: Hardware, known: Sequence[RunFact]) -> list[OtherLayout]:
     """The two nearest layouts that fit, of those as near the fastest; none where the GPU's memory,
     or the model, isn't known.
 
     Where the run itself doesn't fit, the least change with which it would comes first.
     """
-    base, needed = of_resolved(run), None
+    base, needed = of_resolved(resolved), None
     if not base.on_cpu and machine.total:
         needed = base.memory(machine.capability)
     if needed is None:
         return []
-    found, faulty = list[OtherLayout](), {fault.key for fault in run.faults}
+    found, faulty = list[OtherLayout](), {fault.key for fault in resolved.faults}
     rings = groupby(_splits(base), key=lambda split: _apart(split, _own(base)))
-    several = [[_sets(run.config, base, split) for split in ring] for _, ring in rings]
+    several = [[_sets(resolved.config, base, split) for split in ring] for _, ring in rings]
     if needed.total > machine.total * (1 - MARGIN):
         card = Gpu(0, "", machine.card, machine.total, 0, machine.capability, "")
-        least = smallest(run.config, run.processes, card)
+        least = smallest(resolved.config, resolved.processes, card)
         several = [[least] if least else [], *several]
     for ring in several:
         fits = list[OtherLayout]()
         for sets in ring:
-            config = layout.with_precision(overridden(run.config, [Override("forecast", sets)]))
-            where = layout.layout(config, run.processes)
-            broken = layout.faults(config, where, run.facts.release)
+            config = layout.with_precision(
+                overridden(resolved.config, [Override("forecast", sets)])
+            )
+            where = layout.layout(config, resolved.processes)
+            broken = layout.faults(config, where, resolved.facts.release)
             other = any(fault.key not in faulty for fault in broken)
             if other or not layout.places_experts(config, where):
                 continue

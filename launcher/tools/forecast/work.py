@@ -136,15 +136,15 @@ class Work:
         return (self.program, self.where, self.nodes, self.kernels, routed, *sorted(rest.items()))
 
 
-def of_resolved(run: Resolved) -> Work:
+def of_resolved(resolved: Resolved) -> Work:
     """The work of a run file that has been resolved."""
-    config = run.config
+    config = resolved.config
     return Work(
         config.program,
-        run.values,
-        run.layout,
+        resolved.values,
+        resolved.layout,
         config.nodes.count,
-        run.gpus.count == 0,
+        resolved.gpus.count == 0,
         str(config.env.get(KERNELS)) != "0",
         config.checkpoint.keep,
     )

@@ -114,7 +114,7 @@ def _ground(asked: RunRequest, chosen: Backend, wanted: TuneRequest, *, dry: boo
     if wanted.card:  # which isn't the machine's
         able = capability if _has_bf16(wanted.card) else auto.TURING
         seen = (Gpu(0, "", wanted.card, total, 0, able, ""),)
-    now = assemble(asked, chosen, new_stamp(), dry=dry, visible=seen).run
+    now = assemble(asked, chosen, new_stamp(), dry=dry, visible=seen).resolved
     training = now.config.training
     micro = now.values.get("micro_batch_size")
     given: dict[str, object] = {MICRO: micro, "training.precision": None}
@@ -240,7 +240,7 @@ def tune(
 def _name(asked: RunRequest, chosen: Backend, wanted: TuneRequest, ground: TuneSubject) -> str:
     """The folder of the measurements: the same for the same run, image, cards and steps."""
     plan = ground.assembled.plan
-    image = dict(chosen.identity(plan.image)).get("id") or ground.assembled.run.facts.release
+    image = dict(chosen.identity(plan.image)).get("id") or ground.assembled.resolved.facts.release
     config = ground.space.config.model_dump(mode="json")
     told = [config, chosen.name, image, ground.gpu, wanted.steps, asked.rest, asked.cwd]
     return "tune-" + hashlib.sha256(json.dumps(told).encode()).hexdigest()[:8]

@@ -203,7 +203,7 @@ class GPT(GPTModel):
         return found.view(labels.shape[1], labels.shape[0]).transpose(0, 1).contiguous()
 
     def compile_training(self, how: str) -> None:
-        """Compile what training runs, at its first call, as `fast.Path` says how.
+        """Compile what training runs, at its first call, as `fast.FastPath` says how.
 
         Functions with gradients of their own are part of what torch keeps of a compilation, by the
         graphs of both halves; unless asked to, torch would compile anew at each start

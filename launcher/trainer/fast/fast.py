@@ -39,7 +39,7 @@ Batches = Iterator[dict[str, torch.Tensor]]
 
 
 @dataclass(frozen=True)
-class Path:
+class FastPath:
     """The parts that are used, and why the others aren't.
 
     `compiled` is "whole" for the model and its loss as one, "kernels" where the layers are Triton's
@@ -72,7 +72,7 @@ class Path:
         """The first steps of a process, which compile, warm up and capture."""
         return WARM_UP + 1 if self.graphed else int(bool(self.compiled))
 
-    def without(self, part: str, reason: str) -> Path:
+    def without(self, part: str, reason: str) -> FastPath:
         """One that does without a part, since something doesn't work here."""
         if part == "kernels":
             return replace(self, missing=(*self.missing, reason), compiled="whole")
@@ -80,7 +80,7 @@ class Path:
         return replace(self, missing=(*self.missing, reason), **nothing)
 
 
-def choose(arguments: argparse.Namespace, layout: RankLayout) -> Path:
+def choose(arguments: argparse.Namespace, layout: RankLayout) -> FastPath:
     """What holds for these arguments."""
     missing = []
     optimizer = "shared" if arguments.use_distributed_optimizer else "whole"
@@ -112,7 +112,7 @@ def choose(arguments: argparse.Namespace, layout: RankLayout) -> Path:
     graphed = bool(compiled) and not waits
     if compiled and waits:
         missing.append(f"no CUDA graph: {waits[0]}")
-    return Path(optimizer, compiled, graphed, tuple(missing))
+    return FastPath(optimizer, compiled, graphed, tuple(missing))
 
 
 def _against_experts(arguments: argparse.Namespace, layout: RankLayout) -> str:
@@ -195,7 +195,7 @@ class GraphedStep:
 
     def __init__(
         self,
-        path: Path,
+        path: FastPath,
         body: Callable[[Batches | None], Outcome],
         plain: Callable[[str], None],
         say: Callable[[str], None],

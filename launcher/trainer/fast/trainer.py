@@ -66,7 +66,7 @@ class FastTrainer(Trainer):
                 self.path = replace(self.path, symmetric=reached)
         return made
 
-    def _reach(self, gathered: GatheredGradients) -> fast.Path:
+    def _reach(self, gathered: GatheredGradients) -> fast.FastPath:
         """The path, with two replicas that use each other's memory, or why they don't."""
         try:
             gathered.reach()

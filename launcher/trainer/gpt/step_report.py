@@ -42,7 +42,7 @@ def _number(grad_norm: torch.Tensor | float | None) -> float | None:
     return known if known is None or math.isfinite(known) else None
 
 
-class Report:
+class StepReport:
     """All ranks call its methods, since a loss is a mean over them; `grad_norm` is a step's."""
 
     def __init__(self, arguments: argparse.Namespace, layout: RankLayout, optimizer: Any) -> None:

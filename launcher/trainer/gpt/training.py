@@ -35,7 +35,7 @@ from launcher.trainer.gpt.distributed_checkpoint import TrainingProgress
 from launcher.trainer.gpt.evaluation import Evaluation
 from launcher.trainer.gpt.measurements import Meter, Waits
 from launcher.trainer.gpt.passes import Passes
-from launcher.trainer.gpt.step_report import Report, say
+from launcher.trainer.gpt.step_report import StepReport, say
 
 ASKED = "asked to by a signal"
 FAST = "launcher.trainer.fast"
@@ -108,7 +108,7 @@ class Trainer:
             each = [part.no_sync for part in self.wrapped]
             self.config.no_sync_func = each if len(each) > 1 else each[0]
         self.passes = Passes(arguments, layout, self.wrapped)
-        self.report = Report(arguments, layout, self.optimizer)
+        self.report = StepReport(arguments, layout, self.optimizer)
         self.progress = self._load(source, saved)
         self.steps = self._steps()
         self.saved = self.progress.iteration

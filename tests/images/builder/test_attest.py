@@ -291,7 +291,7 @@ def test_documents_lie_beside_the_image_and_are_read_back(empty_site: Settings) 
     nothing = beside.kept(IMAGE, empty_site)
     assert (nothing.provenance, nothing.sbom) == (None, None)
     beside.check_documents(nothing, IMAGE, RECORD)
-    beside.keep(made(), PACKAGES, empty_site)
+    beside.write_documents(made(), PACKAGES, empty_site)
     assert beside.is_kept(IMAGE, empty_site)
     found = beside.kept(IMAGE, empty_site)
     assert found.folder == empty_site.cache / "images" / IMAGE.removeprefix("sha256:")
@@ -306,7 +306,7 @@ def test_documents_lie_beside_the_image_and_are_read_back(empty_site: Settings) 
 def test_a_document_that_is_none_is_refused_by_its_place(
     empty_site: Settings, name: str, text: str
 ) -> None:
-    beside.keep(made(), PACKAGES, empty_site)
+    beside.write_documents(made(), PACKAGES, empty_site)
     (beside.folder(IMAGE, empty_site) / name).write_bytes(text.encode("latin-1"))
     with pytest.raises(BuildError, match=IMAGE.removeprefix("sha256:")) as caught:
         beside.check_documents(beside.kept(IMAGE, empty_site), IMAGE, RECORD)
@@ -317,7 +317,7 @@ def test_a_document_that_is_none_is_refused_by_its_place(
 def test_documents_of_another_image_or_wheel_are_refused(
     empty_site: Settings, image: str, wheel: str
 ) -> None:
-    beside.keep(made(), PACKAGES, empty_site)
+    beside.write_documents(made(), PACKAGES, empty_site)
     found = beside.kept(IMAGE, empty_site)
     with pytest.raises(BuildError, match="another image or wheel"):
         beside.check_documents(found, image, {"wheel": {"sha256": wheel}})
@@ -341,7 +341,7 @@ def test_an_sbom_of_another_image_or_of_no_packages_is_refused(
     empty_site: Settings, changed: dict[str, object], said: str
 ) -> None:
     """Scanners stumble over a package without a version."""
-    beside.keep(made(), PACKAGES, empty_site)
+    beside.write_documents(made(), PACKAGES, empty_site)
     path = beside.folder(IMAGE, empty_site) / beside.SBOM
     path.write_text(json.dumps(json.loads(path.read_text()) | changed))
     with pytest.raises(BuildError, match=rf"sbom\.cdx\.json{said}"):
@@ -382,7 +382,7 @@ def test_a_write_that_was_cut_short_leaves_no_document_and_the_next_one_is_whole
     with monkeypatch.context() as patched:
         patched.setattr(os, "replace", killed)
         with pytest.raises(KeyboardInterrupt):
-            beside.keep(made(), PACKAGES, empty_site)
+            beside.write_documents(made(), PACKAGES, empty_site)
     assert not beside.is_kept(IMAGE, empty_site)
-    beside.keep(made(), PACKAGES, empty_site)
+    beside.write_documents(made(), PACKAGES, empty_site)
     beside.check_documents(beside.kept(IMAGE, empty_site), IMAGE, RECORD)

@@ -17,7 +17,7 @@ import pytest
 
 from launcher.base.errors import BuildError, EngineError, LauncherError, UsageError
 from launcher.base.settings import Settings
-from launcher.images.builder.inputs import Commit, FetchedInputs
+from launcher.images.builder.inputs import Commit, RowDownloads
 from launcher.images.carry import bundle, image_lookup, save
 from launcher.images.carry.check import DamagedError
 from launcher.images.carry.load import load
@@ -41,7 +41,7 @@ def put(site: Settings, folder: Path, content: bytes, name: str) -> Path:
 
 
 @pytest.fixture
-def fetched(empty_site: Settings, tmp_path: Path, checkout: Path) -> FetchedInputs:  # noqa: F811
+def fetched(empty_site: Settings, tmp_path: Path, checkout: Path) -> RowDownloads:  # noqa: F811
     """A row with two files in the cache, a commit with a history, and an image with two names."""
     commit_all(checkout)
     (checkout / "setup.py").write_text("print('second')\n")
@@ -52,11 +52,11 @@ def fetched(empty_site: Settings, tmp_path: Path, checkout: Path) -> FetchedInpu
     )
     row = recipe(load_matrix(), load_lock(), "cpu")
     base = filled().find("base:1").id
-    return FetchedInputs(row, wheels, (Commit(URL, head, at),), {"base:1": base, "b": base})
+    return RowDownloads(row, wheels, (Commit(URL, head, at),), {"base:1": base, "b": base})
 
 
 @pytest.fixture
-def folder(fetched: FetchedInputs, tmp_path: Path) -> Path:
+def folder(fetched: RowDownloads, tmp_path: Path) -> Path:
     """A bundle of it."""
     path = tmp_path / "inputs"
     bundle.write_bundle(path, [fetched], cast("Any", filled()), QUIET)
@@ -68,7 +68,7 @@ def elsewhere(site: Settings, tmp_path: Path) -> Settings:
 
 
 def test_what_was_packed_is_what_is_taken(
-    folder: Path, fetched: FetchedInputs, empty_site: Settings, tmp_path: Path
+    folder: Path, fetched: RowDownloads, empty_site: Settings, tmp_path: Path
 ) -> None:
     index = bundle.check_bundle(folder, QUIET)
     assert [row.tag for row in index.rows] == ["cpu"]
@@ -94,7 +94,7 @@ def test_what_was_packed_is_what_is_taken(
 
 
 def test_the_same_inputs_in_another_order_and_cache_are_the_same_bytes(
-    folder: Path, fetched: FetchedInputs, empty_site: Settings, tmp_path: Path
+    folder: Path, fetched: RowDownloads, empty_site: Settings, tmp_path: Path
 ) -> None:
     """Sets have another order in another process."""
     index, there = bundle.check_bundle(folder, QUIET), elsewhere(empty_site, tmp_path)
@@ -102,7 +102,7 @@ def test_the_same_inputs_in_another_order_and_cache_are_the_same_bytes(
         assert [*listed] == sorted(listed)
     bundle.take_bundle(folder, index, there, QUIET)
     own = replace(fetched.commits[0], repository=next((there.cache / "git").iterdir()))
-    again = FetchedInputs(
+    again = RowDownloads(
         fetched.recipe,
         tuple(sorted((there.cache / "sha256").glob("*/[!.]*"), reverse=True)),
         (own, own),
@@ -113,7 +113,7 @@ def test_the_same_inputs_in_another_order_and_cache_are_the_same_bytes(
 
 
 def test_another_bundle_in_the_same_folder_leaves_nothing_of_the_first(
-    folder: Path, fetched: FetchedInputs, tmp_path: Path
+    folder: Path, fetched: RowDownloads, tmp_path: Path
 ) -> None:
     less = replace(fetched, files=fetched.files[:1], commits=(), images={})
     bundle.write_bundle(folder, [less], None, QUIET)
@@ -122,7 +122,7 @@ def test_another_bundle_in_the_same_folder_leaves_nothing_of_the_first(
 
 
 def test_an_image_that_the_engine_does_not_give_whole_makes_no_bundle(
-    folder: Path, fetched: FetchedInputs
+    folder: Path, fetched: RowDownloads
 ) -> None:
     shutil.rmtree(folder / "images")
     engine = filled()
@@ -218,7 +218,7 @@ def test_a_list_that_somebody_made_up_is_refused(tmp_path: Path, index: dict[str
 
 
 def test_a_cached_file_with_another_byte_is_not_packed(
-    fetched: FetchedInputs, tmp_path: Path
+    fetched: RowDownloads, tmp_path: Path
 ) -> None:
     path = fetched.files[0]
     path.write_bytes(b"x")
@@ -241,7 +241,7 @@ def test_a_name_that_another_image_has_stays_with_that(folder: Path) -> None:
 @pytest.mark.long
 @pytest.mark.skipif(bool(cut.unsupported), reason=cut.unsupported)
 def test_a_bundle_that_was_cut_off_anywhere_is_mended_by_the_next(
-    fetched: FetchedInputs, tmp_path: Path
+    fetched: RowDownloads, tmp_path: Path
 ) -> None:
     """Killed, on a full disk or a read-only one: it is whole, or says what it lacks."""
     less, place = replace(fetched, files=fetched.files[:1], commits=()), tmp_path / "in"

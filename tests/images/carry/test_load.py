@@ -257,7 +257,7 @@ def documents(empty_site: Settings, monkeypatch: pytest.MonkeyPatch) -> dict[str
     """What a build has put beside the image made()."""
     record = {"wheel": {"sha256": WHEEL}}
     monkeypatch.setattr(beside, "record", lambda client, image, name: record)
-    beside.keep(made(), {"torch": "2.5.0"}, empty_site)
+    beside.write_documents(made(), {"torch": "2.5.0"}, empty_site)
     return beside.texts(IMAGE, empty_site)
 
 

@@ -408,15 +408,15 @@ def test_the_exit_code_is_told_once(code: int, tail: str, first: str) -> None:
     ],
 )
 def test_who_ended_it(kept: Path, found: Ending, signals: list[str], by: str) -> None:
-    ending.keep(RUN, 0, found, signals, None)
+    ending.write_ending(RUN, 0, found, signals, None)
     assert [told["by"] for told in record.read_lines(kept / record.ENDINGS)] == [by]
 
 
 def test_what_a_log_says_of_a_failure_is_kept_with_its_end(kept: Path) -> None:
     """The page of runs would have to read every log to say what mends a run."""
     text = "[rank1]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB\n"
-    ending.keep(RUN, 0, Ending(ExitStatus(1), False, text), [], None)
-    ending.keep(RUN, 1, Ending(ExitStatus(0), True, text), [], None)
+    ending.write_ending(RUN, 0, Ending(ExitStatus(1), False, text), [], None)
+    ending.write_ending(RUN, 1, Ending(ExitStatus(0), True, text), [], None)
     failed, stopped = record.read_lines(kept / record.ENDINGS)
     assert failed["clues"][0].startswith("cause: ")
     assert failed["clues"][1].startswith("cure: ")
@@ -425,15 +425,17 @@ def test_what_a_log_says_of_a_failure_is_kept_with_its_end(kept: Path) -> None:
 
 def test_endings_come_back_in_their_order_with_what_was_saved(kept: Path) -> None:
     saved = CheckpointFolder(20, Path("/ck/iter_0000020"))
-    ending.keep(
+    ending.write_ending(
         RUN, 0, Ending(ExitStatus(1), False, "runner: rank 1 exited with code 1\n"), [], saved
     )
-    ending.keep(RUN, 1, Ending(ExitStatus(0), False, ""), [], None)
+    ending.write_ending(RUN, 1, Ending(ExitStatus(0), False, ""), [], None)
     with (kept / record.ENDINGS).open("a") as file:
         file.write('{"attempt": 2, "out')
     first, second = record.read_lines(kept / record.ENDINGS)
     assert (first["outcome"], first["code"], first["iteration"]) == ("failed", 1, 20)
     assert first["reason"] == "rank 1 exited with code 1"
     assert (second["attempt"], second["outcome"], second["checkpoint"]) == (1, "finished", None)
-    ending.keep("ffffffff", 0, Ending(ExitStatus(0), False, ""), [], None)  # it has no record
+    ending.write_ending(
+        "ffffffff", 0, Ending(ExitStatus(0), False, ""), [], None
+    )  # it has no record
     assert not (kept.parent / "ffffffff").exists()

@@ -182,7 +182,7 @@ def test_a_run_that_a_launcher_is_about_to_start_again_is_not_resumed(
         again_of.resumed(RUN, HERE, [])
     found, notes = again_of.resumed(RUN, HERE, [])
     assert found.config.checkpoint.load == str(save)
-    assert found.payload == ""  # today's, and it is said
+    assert found.payload_digest == ""  # today's, and it is said
     assert "it continues with this launcher's runner and trainer, not with its own" in notes
 
 
@@ -199,7 +199,7 @@ def test_the_same_is_the_same_though_it_saves_elsewhere_and_is_tied_or_has_a_sec
     wanted = replace(wanted, tie=tie)
     plan = assemble(wanted, chosen, Stamp(RUN, "")).plan
     record.write(record.record_of(plan, wanted, "docker"))
-    provenance.keep(plan, provenance.facts_of(plan, wanted, chosen, None))
+    provenance.write_facts(plan, provenance.facts_of(plan, wanted, chosen, None))
     monkeypatch.setenv("API_KEY", "x")
     found, notes = again_of.repeated(RUN, chosen, force=False)
     assert notes == [f"it saves to {save}-rerun"]
@@ -210,7 +210,7 @@ ANOTHER = "aaaaaaaa"
 
 
 @pytest.mark.parametrize("error", [PermissionError("no"), UsageError("no")])
-@pytest.mark.parametrize("fails", ["facts_of", "keep"])
+@pytest.mark.parametrize("fails", ["facts_of", "write_facts"])
 def test_a_run_whose_facts_can_not_be_kept_leaves_no_record(
     save: Path,
     plan: Callable[..., Plan],
@@ -223,14 +223,14 @@ def test_a_run_whose_facts_can_not_be_kept_leaves_no_record(
     def refuse(*_: Any) -> None:
         raise error
 
-    monkeypatch.setattr(launch, "of_line", lambda plan, *_: plan)
+    monkeypatch.setattr(launch, "with_lineage", lambda plan, *_: plan)
     monkeypatch.setattr(launch, "prepare", lambda *_, **__: None)
     monkeypatch.setattr(provenance, "facts_of", lambda *_: {})
     monkeypatch.setattr(provenance, fails, refuse)
     assembled: Any = PlannedRun(replace(plan("gpt2-tiny.yaml"), run=RUN), ImageFacts())
     chosen: Any = SimpleNamespace(name="docker")
     with pytest.raises(type(error)):
-        launch.keep(assembled, asked(save), chosen, preflight=False)
+        launch.record_plan(assembled, asked(save), chosen, preflight=False)
     assert not record.folder(RUN).exists()
 
 
@@ -251,7 +251,7 @@ def theirs(save: Path) -> Path:
 def plan_of(wanted: RunRequest) -> Plan:
     """Its plan, looked at as before a start."""
     chosen: Any = NO_GPUS
-    return launch.of_line(assemble(wanted, chosen, Stamp(RUN, "")).plan, wanted, chosen)
+    return launch.with_lineage(assemble(wanted, chosen, Stamp(RUN, "")).plan, wanted, chosen)
 
 
 @pytest.mark.parametrize("finetune", [False, True])

@@ -64,7 +64,7 @@ def test_what_was_asked_for_comes_back(keep: Callable[..., Record], runs: Path) 
     kept = record.find("0a1b2c3d")
     again = kept.asked()
     assert (again.config, again.cwd, again.rest) == (wanted.config, wanted.cwd, wanted.rest)
-    assert again.payload == "a1" * 16  # by which a restart, or rerun, is what then ran
+    assert again.payload_digest == "a1" * 16  # by which a restart, or rerun, is what then ran
     assert again.config.model_fields_set == wanted.config.model_fields_set
     assert again.origin.place("model.num_layers") == "run 0a1b2c3d (run.yaml): model.num_layers"
     assert (runs / "0a1b2c3d").stat().st_mode & 0o777 == 0o700  # its user's alone

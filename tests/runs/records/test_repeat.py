@@ -136,9 +136,9 @@ def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         created = (NOW - timedelta(days=10 * age)).isoformat()
         name = "gpt2" if age % 2 else "demo"
         record.write(Record(run, name, created, "docker", "/", "a.yaml", {}, (), 1))
-    ending.keep(IDS[1], 0, Ending(ExitStatus(0), False, ""), [], None)
-    ending.keep(IDS[2], 0, Ending(ExitStatus(0), False, ""), [], None)
-    ending.keep(IDS[2], 1, Ending(ExitStatus(7), False, ""), [], None)
+    ending.write_ending(IDS[1], 0, Ending(ExitStatus(0), False, ""), [], None)
+    ending.write_ending(IDS[2], 0, Ending(ExitStatus(0), False, ""), [], None)
+    ending.write_ending(IDS[2], 1, Ending(ExitStatus(7), False, ""), [], None)
     metrics = [{"kind": "step", "iteration": n, "loss": n / 2} for n in range(1, 4)]
     lines = "".join(json.dumps(one) + "\n" for one in [*metrics, {"kind": "validation"}])
     (tmp_path / IDS[1] / record.METRICS).write_text(lines + '{"kind": "st')
@@ -248,7 +248,7 @@ def test_the_iteration_is_the_newest_that_was_logged_or_saved(
     """It was 50, the last one logged, of a run that saved 59."""
     (kept / IDS[1] / record.ENDINGS).unlink()
     newest = CheckpointFolder(saved, kept) if saved else None
-    ending.keep(IDS[1], 0, Ending(ExitStatus(143), True, ""), [], newest)
+    ending.write_ending(IDS[1], 0, Ending(ExitStatus(143), True, ""), [], newest)
     assert (known()[1].state, known()[1].iteration) == ("stopped", told)
 
 

@@ -322,7 +322,7 @@ fast.attention = contextlib.nullcontext
 scaled.check_support = lambda _: None
 if way:
     torch.compile = lambda function, **_: torch._dynamo.optimize("aot_eager")(function)
-    fast.choose = lambda *_: fast.Path("whole", way, False)
+    fast.choose = lambda *_: fast.FastPath("whole", way, False)
 sys.path.append(os.environ["TESTS"])
 import stand_ins
 if way == "kernels" or given.num_experts or special == "peer":

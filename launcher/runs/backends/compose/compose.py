@@ -30,7 +30,7 @@ class ComposeBackend(DockerBackend):
     def start(self, plan: Plan, *, attach: bool) -> Job:
         from launcher.runs.backends.compose import compose_job
 
-        if plan.payload and not self.shares_files:
+        if plan.payload_mount and not self.shares_files:
             raise UsageError(
                 "compose can't give the launcher's payload to an engine on another machine",
                 "Take --backend docker for one node, or run the launcher on that machine.",

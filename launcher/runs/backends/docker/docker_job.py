@@ -68,7 +68,7 @@ def _with_payload(api: APIClient, plan: Plan) -> str:
     It can't where it is on another machine or in another mount namespace, as a snap's is, and
     SELinux lets containers read no files of the user's.
     """
-    sent = plan.payload
+    sent = plan.payload_mount
     if sent is None or (str(api.base_url) == LOCAL and not os.path.exists(ENFORCED)):
         try:
             return _create(api, plan)

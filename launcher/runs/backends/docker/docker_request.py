@@ -174,7 +174,7 @@ def show(plan: Plan, *, shares_files: bool = True) -> str:
 
     An engine that doesn't share this machine's files gets a copy of the payload before the start.
     """
-    commands, sent = [command(plan)], plan.payload
+    commands, sent = [command(plan)], plan.payload_mount
     if sent and not shares_files:
         _, _, _, *rest = command(plan.without_payload())
         name = container_name(plan)

@@ -344,7 +344,7 @@ def submit(plan: Plan, asked: ObjectRequest) -> KubernetesJob:
         owned.remove_file(folder / PLACE, folder, missing_ok=True)
         raise
     job = _job(cluster, kind, asked.manifest)
-    if asked.payload:
+    if asked.config_map:
         try:
             manager = f"--field-manager=launcher-{plan.run}"  # each adds itself to the owners
             sent = json.dumps(config_map(plan, owner))

@@ -55,12 +55,12 @@ UNPACK = (
 class ObjectRequest:
     """What is asked for: an object as the cluster's API has it, and kubectl's words for where.
 
-    payload: the name of the ConfigMap that goes with it
+    config_map: the name of the ConfigMap that goes with it
     """
 
     manifest: Dict
     place: tuple[str, ...]
-    payload: str = ""
+    config_map: str = ""
 
 
 def request(plan: Plan, asked: Kubernetes, environ: Mapping[str, str]) -> ObjectRequest:
@@ -70,7 +70,7 @@ def request(plan: Plan, asked: Kubernetes, environ: Mapping[str, str]) -> Object
     """
     _refuse(plan, asked)
     manifest = _manifest(plan, asked, environ)
-    sent = config_map_name(plan) if plan.payload else ""
+    sent = config_map_name(plan) if plan.payload_mount else ""
     return ObjectRequest(manifest, place(asked.context, asked.namespace), sent)
 
 
@@ -84,13 +84,13 @@ def config_map(plan: Plan, owner: Mapping[str, Any] | None = None) -> Dict:
 
     It goes with the last of its owners: `owner` is the object of a run as the cluster has it.
     """
-    assert plan.payload
+    assert plan.payload_mount
     told: Dict = {"name": config_map_name(plan)}
     if owner:
         named = {name: owner["metadata"][name] for name in ("name", "uid")}
         kinds = {name: owner[name] for name in ("apiVersion", "kind")}
         told["ownerReferences"] = [kinds | named]
-    packed = payload.archive(plan.payload.source.removesuffix("/launcher"))
+    packed = payload.archive(plan.payload_mount.source.removesuffix("/launcher"))
     data = {PACKED: b64encode(packed).decode()}
     fixed = {"apiVersion": "v1", "kind": "ConfigMap", "immutable": True}
     return {**fixed, "metadata": told, "binaryData": data}
@@ -183,7 +183,7 @@ def _manifest(plan: Plan, asked: Kubernetes, environ: Mapping[str, str]) -> Dict
         limits=_limits(plan, asked),
         requests=_requests(plan, asked),
         capabilities={"add": [*plan.cap_add]} if plan.cap_add else None,
-        config_map=config_map_name(plan) if plan.payload else None,
+        config_map=config_map_name(plan) if plan.payload_mount else None,
         unpacked_from=AT,
         unpacked_to=TARGET,
         mounts=mounts,
@@ -292,7 +292,7 @@ def _argv(plan: Plan, asked: Kubernetes) -> tuple[str, ...]:
 
 def _unpacking(plan: Plan) -> tuple[str, ...]:
     """The words before a command that unpack the payload for it."""
-    return (plan.argv[0], "-c", UNPACK, f"{AT}/{PACKED}") if plan.payload else ()
+    return (plan.argv[0], "-c", UNPACK, f"{AT}/{PACKED}") if plan.payload_mount else ()
 
 
 def show(plan: Plan, asked: ObjectRequest, *, full: bool = False) -> str:
@@ -301,10 +301,10 @@ def show(plan: Plan, asked: ObjectRequest, *, full: bool = False) -> str:
     Where `full`, so does the one before it, for the payload: else that is named alone.
     """
     created = _pasted([*asked.place, "create"], asked.manifest)
-    if not asked.payload:
+    if not asked.config_map:
         return created
     if not full:
-        return f"# needs the ConfigMap {asked.payload}, which --full shows as well\n{created}"
+        return f"# needs the ConfigMap {asked.config_map}, which --full shows as well\n{created}"
     return _pasted([*asked.place, "apply", "--server-side"], config_map(plan)) + created
 
 

@@ -240,7 +240,7 @@ def _of_node(plan: Plan, asked: Slurm) -> dict[str, object]:
         "command": _wrapped(_engine(plan, asked) if in_engine else shown.by_name(plan.argv)),
         "report": shlex.quote(f"{start} stall.stall"),
         "name": shlex.quote(f"{docker_request.container_name(plan)}-node-"),
-        "payload": shlex.quote(plan.payload.source) if plan.payload else "",
+        "payload": shlex.quote(plan.payload_mount.source) if plan.payload_mount else "",
         "image_variable": IMAGE,
         "layers": shlex.join(layers) if plan.nodes > 1 else "",
         "infiniband": INFINIBAND,
@@ -291,8 +291,8 @@ def _engine(plan: Plan, asked: Slurm) -> list[str]:
     argv = docker_request.command(replace(known, gpus=Gpus(0), env=env))
     words = [asked.container, *argv[1:]]
     words[argv.index("--name") + 1] = shown.Variable('"$name"')
-    if plan.payload:
-        target = plan.payload.target
+    if plan.payload_mount:
+        target = plan.payload_mount.target
         mount = f'--mount "type=bind,source=$payload/launcher,target={target},readonly"'
         words.insert(2, shown.Variable(mount))
     if plan.own_devices:
