@@ -44,7 +44,7 @@ def run(
     """Run `command --shard I/PARTS` for each part, and wait for all: what they write is theirs.
 
     options: further ones of sbatch, whole: --partition=cpu. Raises EngineError where Slurm refuses
-    or loses a part, PartFailed where one fails; then no part goes on.
+    or loses a part, PartFailure where one fails; then no part goes on.
     """
     with owned.scratch(Path.cwd()) as folder:  # which the nodes see, as they see what is read
         told = [f"--array=1-{parts}", "--job-name=tokenize", f"--output={folder}/%a.log"]

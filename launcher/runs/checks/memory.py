@@ -229,6 +229,7 @@ def compiled(program: str, options: Mapping[str, Value], where: Layout) -> str:
         return ""
     experts = "num_experts" in options
     grouped = where.tensor == where.context == 1 and {"swiglu", "bf16"} <= options.keys()
+    grouped &= "fp8_format" not in options
     if options.get("transformer_impl") == "transformer_engine" or (experts and not grouped):
         return ""
     again = {"recompute_granularity", "recompute_activations"} & options.keys()

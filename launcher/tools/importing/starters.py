@@ -131,6 +131,8 @@ def options(family: str, words: Sequence[Word]) -> tuple[list[tuple[str, Word]],
     table, found, at = tables()[family], list[tuple[str, Word]](), 0
     while _is_option(words, at) or _is_held(table, words, at):
         word, at = words[at], at + 1
+        if word.text == "--":
+            break
         name, equals, value = word.text.lstrip("-").partition("=")
         if family == "slurm" and not word.text.startswith("--") and len(word.text) > 2:
             name, equals, value = word.text[1], "=", word.text[2:].removeprefix("=")

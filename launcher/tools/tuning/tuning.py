@@ -29,6 +29,7 @@ PREDICTABLE = ("micro-batch", "precision", "layout", "recomputing", "data parall
 """The axes that a prediction knows a difference for."""
 
 MIB = 1 << 20
+MOST_LEFT = 2
 HEADS = f"{'ms a step':>10}  {'GB':>6}  setting"
 
 
@@ -270,6 +271,17 @@ def _row(found: Measurement) -> str:
     return f"{ms:>10}  {size:>6}  {found.setting}" + (f": {found.why}" if found.why else "")
 
 
+def _left(search: Search, best: Measurement) -> Iterator[str]:
+    """The settings for which no time was left: the best predicted, and the number of others."""
+    left = sorted(search.left, key=lambda one: search.predicted(one) or 0.0)
+    for one in left[:MOST_LEFT]:
+        now, then = search.predicted(best.setting), search.predicted(one)
+        foreseen = f"; it should take {then / now:.2f} times as long" if now and then else ""
+        yield f"no time was left to measure {one}{foreseen}"
+    if more := len(left[MOST_LEFT:]):
+        yield f"no time was left to measure others: {more} (--minutes gives more)"
+
+
 def _told(
     ground: TuneSubject, search: Search, best: Measurement, rates: object, shares: dict[str, float]
 ) -> Iterator[str]:
@@ -279,10 +291,7 @@ def _told(
     was = f"{given.ms:.1f} ms as given" if given.ms else f"as given: {given.why}"
     times = f", {given.ms / best.ms:.1f} times as fast" if given.ms else ""
     yield f"{best.ms:.1f} ms a step, {was}{times}: {best.setting}"
-    for left in search.left:
-        now, then = search.predicted(best.setting), search.predicted(left)
-        foreseen = f"; it should take {then / now:.2f} times as long" if now and then else ""
-        yield f"no time was left to measure {left}{foreseen}"
+    yield from _left(search, best)
     config, where = ground.space.of(best.setting), ground.space.where(best.setting)
     size = model_size.shape(config.program, values_of(config, where))
     if size and isinstance(rates, dict) and config.training.global_batch_size:

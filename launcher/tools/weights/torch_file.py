@@ -162,8 +162,8 @@ class Part(io.RawIOBase):
 def read(path: Path, offset: int = 0, length: int | None = None) -> Any:
     """What torch saved in a file, or in `length` bytes of it; a tensor as `StoredTensor`.
 
-    Names are `pickles.Named`. Raises UsageError where it isn't such a file, or a tensor in it
-    isn't one block of its storage.
+    Names are `pickles.PickledObject`. Raises UsageError where it isn't such a file, or a tensor in
+    it isn't one block of its storage.
     """
     try:
         with files.open_regular(path) as file:

@@ -149,6 +149,15 @@ def test_layers_unlike_gpt2s_keep_masks_and_no_parts_of_sums(other: str) -> None
         assert (memory.needed(*given) == memory.needed(*given, kernels=False)) == same
 
 
+def test_experts_in_fp8_are_not_compiled() -> None:
+    """As trainer/fast/fast.py has it: they were forecast as compiled layers, whose norms' outputs
+    and MLPs FP8 makes smaller."""
+    for precision, how in (("bf16", "layers"), ("fp8", "")):
+        asked = config("mixtral-tiny", f"training.precision={precision}")
+        where = layout(asked, 1)
+        assert memory.compiled(asked.program, values_of(asked, where), where) == how
+
+
 def test_gpt3_on_128_gpus_fits_80_gb() -> None:
     """One of 128 has 1.46 billion parameters, and 16 micro-batches of 6 layers in flight."""
     found = estimate("gpt3-175b")

@@ -69,6 +69,13 @@ def test_what_starts_the_program(line: str, gpus: str, nodes: int) -> None:
     assert (found.program, found.gpus, found.nodes.count) == ("pretrain_gpt.py", gpus, nodes)
 
 
+@table("line")
+def test_two_dashes_end_a_starters_options(line: str) -> None:
+    """What stands behind them was taken for the value of an option without a name."""
+    assert told(f"{line}\n") == []
+    assert config(f"{line}\n").program == "pretrain_gpt.py"
+
+
 @table("lines", "said")
 def test_what_a_batch_asks_for_is_used_or_told(lines: str, said: list[str]) -> None:
     found = told(f"#!/bin/sh\n{lines}\ntorchrun pretrain_gpt.py\n")

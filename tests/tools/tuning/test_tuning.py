@@ -12,9 +12,9 @@ from launcher.runs.plan import layout
 from launcher.runs.runfile import origins
 from launcher.runs.runfile.config import RunConfig
 from launcher.runs.runfile.origins import RunRequest
-from launcher.tools.tuning import tuned
+from launcher.tools.tuning import tuned, tuning
 from launcher.tools.tuning.candidates import MICRO, Setting
-from launcher.tools.tuning.search import Measurement
+from launcher.tools.tuning.search import Measurement, Search
 from launcher.tools.tuning.tuning import TuneResult
 from tests.tools.tuning.test_candidates import space
 
@@ -128,3 +128,23 @@ def test_measurements_are_comments() -> None:
     head = tuned.headed(BLOCK, ["12.5 ms: a setting", ""])
     assert head.startswith("# 12.5 ms: a setting\n#\n# mine\n")
     assert read(head) == read(BLOCK)
+
+
+def test_of_many_settings_without_time_the_best_predicted_are_named() -> None:
+    """Where the time was over after the first, each of 13 on 8 GPUs had a line."""
+    first = [Measurement(Setting(), 100.0)]
+    found = Search(
+        space(processes=8),
+        lambda one: 100.0 + 10 * len(one.changes),
+        lambda _: first.pop() if first else None,
+    )
+    best = found.run()
+    assert best
+    assert len(found.left) > 5
+    *named, last = tuning._left(found, best)
+    assert len(named) == tuning.MOST_LEFT
+    for line in named:
+        assert re.fullmatch(
+            "no time was left to measure .*; it should take 1.10 times as long", line
+        )
+    assert f"measure others: {len(found.left) - tuning.MOST_LEFT} " in last
