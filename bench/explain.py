@@ -39,7 +39,8 @@ def figures() -> list[Figure]:
         missed = 0
         for known in chance.sample(first, CAUSES):
             at = whole.index(b"\n", chance.randrange(len(whole) - 1000)) + 1
-            said = f"[rank17]: {said_of[known.name][0]}\n".encode()
+            said = "".join(f"[rank17]: {one}\n" for one in said_of[known.name][0].splitlines())
+            said = said.encode()
             found = failures.explain([whole[:at], said, whole[at:]]).signs
             line = whole.count(b"\n", 0, at) + 1
             there = found and found[0].said and 0 <= found[0].said.line - line < said.count(b"\n")
