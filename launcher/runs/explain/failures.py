@@ -35,7 +35,7 @@ or another node, has failed. summary: only that something has.
 STATED = KINDS[2]
 AFTERWARDS = KINDS[3:]  # what may be what another failure has led to
 HEADS = {"cause": "cause", "clue": "this points to", "located": "where it failed"}
-OPEN = "possible causes, each with its cure, the likeliest first; it may be another"
+OPEN = "possible causes, the likeliest first, each with its cure; the list may lack the true cause"
 SUSPECTS = 10
 MOST_WHO = 2  # tools whose errors are unknown, of which the first is a place
 MOST_NEAR = 4  # lines that may say why, of a summary
