@@ -89,7 +89,7 @@ class Slurm(Strict):
     """Settings of a Slurm job."""
 
     container: Literal["none", "docker", "podman", "pyxis", "apptainer"] = "none"
-    """How a node starts the image. By default pyxis or apptainer, if the login node has it."""
+    """How a node starts the image. If not given: pyxis or apptainer, if the login node has it."""
     image: Text | None = None
     """The image for the nodes: a path to a .sqsh or .sif, or an image's name in a registry."""
     setup: Text | list[Line] | None = None

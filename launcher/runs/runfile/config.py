@@ -233,9 +233,9 @@ class Resources(Strict):
     """Memory, limits, network, devices and user of the container."""
 
     ipc: Literal["host", "private", "shareable"] | None = None
-    """`host` (default with several GPUs), `private` (else, with 8 GiB of /dev/shm), `shareable`."""
+    """IPC: `host`, `private`, `shareable`. By default `host` with several GPUs, else `private`."""
     shm_size: Size | None = None
-    """With `ipc: private` in the file: the size of /dev/shm, such as 16g (without it, 64 MiB)."""
+    """Size of a private /dev/shm: 16g. Default: 64 MiB if the file sets `ipc`, else 8 GiB."""
     memory: Size | None = None
     """The container's memory limit: 64g. A run that reaches it ends with exit code 137."""
     ulimits: dict[Text, Annotated[int, Field(strict=True, ge=-1)]] | None = None
