@@ -79,7 +79,7 @@ def key_table(*names: str) -> str:
             shown = f"`{name.lower()}.{key}`" if len(names) > 1 else f"`{key}`"
             text = texts.get(key) or _section(field)
             if text:
-                default = "" if "Not given: " in text else _default(field)
+                default = "" if "If not given" in text else _default(field)
                 rows.append((shown, default, text))
             else:
                 plain.append(shown)

@@ -33,7 +33,7 @@ RESTARTS = argument(
 PROCESSES = argument("--processes", "number of processes on the CPU, with --gpus 0", "N", type=int)
 DRY = (
     flag("--dry-run", "show the plan and its command; start nothing"),
-    flag("--full", "with --dry-run: show Kubernetes' objects with their data"),
+    flag("--full", "with --dry-run, on Kubernetes: also print the ConfigMap with the payload"),
 )
 FOLLOWED = (
     SHOWN,

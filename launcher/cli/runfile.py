@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from launcher.tools.importing.shell_script import Images, ImportResult
 
 
-TAG = argument("--tag", "the image, if the script names none (default: 24.10)", default="24.10")
+TAG = argument("--tag", "image, if the script names none of the matrix (24.10)", default="24.10")
 
 
 @command(

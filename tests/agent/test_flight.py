@@ -94,7 +94,7 @@ def test_who_is_behind_or_elsewhere_is_told() -> None:
     at_2, at_3 = operations(1, 2), operations(1, 2, 3, state="started")
     (late,) = flight.behind({0: at_3, 1: at_2, 2: operations(1, 2, 3, state="scheduled")})
     assert (late.rank, late.waiting) == (1, (0, 2))
-    assert late.told == "hasn't come to all_reduce 3 of group group-0, its last is 2"
+    assert late.told == "hasn't come to all_reduce 3 of group group-0, where its last is number 2"
     other = [*at_2, flight.Operation("0", "group-0", 3, "barrier", "started", "", False, "")]
     (late,) = flight.behind({0: at_3, 1: other, 2: at_3})
     assert (late.rank, late.told) == (

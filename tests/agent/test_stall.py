@@ -109,8 +109,8 @@ def test_records_tell_more_than_stacks() -> None:
     places = {0: gpu, 1: gpu}
     records = {0: operations(1, 2, 3, state="started"), 1: operations(1, 2)}
     assert stall.conclude(places, records, whole=True) == (
-        "rank 1 hasn't come to all_reduce 3 of group group-0, its last is 2 (waits for its GPU in "
-        "step (mine.py:30): loss = total.item()), while rank 0 waits there"
+        "rank 1 hasn't come to all_reduce 3 of group group-0, where its last is number 2 (waits "
+        "for its GPU in step (mine.py:30): loss = total.item()), while rank 0 waits there"
     )
 
 
@@ -166,7 +166,8 @@ def test_real_processes_are_asked(tmp_path: Path, processes: list[subprocess.Pop
     again = collector.report(
         {n: asked[n] for n in range(3)}
     )  # what was written before isn't read again
-    assert again[-1].startswith(f"{stall.CONCLUSION}rank 1 isn't in a collective: in hang")
+    outside = "rank 1 isn't in a collective, but in function hang"
+    assert again[-1].startswith(f"{stall.CONCLUSION}{outside}")
     assert "while rank 0 waits in all_reduce, from program-0.py" in again[-1]
     assert (tmp_path / "stalled-2").is_dir()
 
@@ -182,8 +183,8 @@ def test_records_of_a_time_out_say_who_was_missing(tmp_path: Path) -> None:
     (tmp_path / "nccl-1").write_bytes(record(entry(1)))
     (tmp_path / "nccl-2").write_bytes(b"half a rec")
     assert collector.after_failure() == [
-        "in short: rank 1 hasn't come to all_reduce 2 of group default_pg, its last is 1, while "
-        "rank 0 waits there"
+        "in short: rank 1 hasn't come to all_reduce 2 of group default_pg, where its last is "
+        "number 1, while rank 0 waits there"
     ]
     assert stall.Collector(tmp_path, {}, cpu=True, whole=True).after_failure() == []
 

@@ -172,7 +172,8 @@ class LaggingRank:
         """What a record says of it, in words."""
         if self.awaited.number == self.reached.number:
             return f"has {_shape(self.reached)} where others have {_shape(self.awaited)}"
-        return f"hasn't come to {self.awaited.told}, its last is {self.reached.number}"
+        own = self.reached.number
+        return f"hasn't come to {self.awaited.told}, where its last is number {own}"
 
 
 def _shape(operation: Operation) -> str:

@@ -163,7 +163,7 @@ def _on_gpu(at: RankPosition, operations: Iterable[flight.Operation]) -> RankPos
 
 def _alone(at: RankPosition) -> str:
     if at.kind is Activity.ELSEWHERE:
-        return f"isn't in a collective: in {at.told}"
+        return f"isn't in a collective, but in {'function ' if at.frame else ''}{at.told}"
     return f"{at.kind.value[0]} {at.told}"
 
 

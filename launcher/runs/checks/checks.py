@@ -353,8 +353,8 @@ def _tokens_fit(
                 f"{origin.place('data.vocab_size')}: {known} is too small: {dataset.prefix} has "
                 f"token {dataset.greatest}",
                 "A GPU would end at it with an assertion, long after the start.",
-                f"--set data.vocab_size={dataset.greatest + 1 - added} or more: the size of its "
-                "tokenizer.",
+                f"--set data.vocab_size={dataset.greatest + 1 - added}, or more if its tokenizer "
+                "has more tokens.",
             )
 
 

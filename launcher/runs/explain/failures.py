@@ -34,7 +34,7 @@ wrong. report: ranks write it also when another has failed. summary: only that s
 STATED = KINDS[2]
 AFTERWARDS = KINDS[3:]  # what may be what another failure has led to
 HEADS = {"cause": "cause", "clue": "this points to", "located": "where it failed"}
-OPEN = "possible causes, each with its cure, the likeliest first; it may be another"
+OPEN = "possible causes, the likeliest first, each with its cure; the list may lack the true cause"
 BEFORE, AFTER = "also in the log, before it:", "what follows from it, or came after it:"
 SUSPECTS = 10
 MOST_WHO = 2  # tools whose errors are unknown, of which the first is a place

@@ -89,7 +89,7 @@ class Slurm(Strict):
     """Settings of a Slurm job."""
 
     container: Literal["none", "docker", "podman", "pyxis", "apptainer"] = "none"
-    """How a node starts the image. Not given: pyxis or apptainer; refused if neither is here."""
+    """How a node starts the image. If not given: pyxis or apptainer, if the login node has it."""
     image: Text | None = None
     """The image for the nodes: a path to a .sqsh or .sif, or an image's name in a registry."""
     setup: Text | list[Line] | None = None
@@ -105,7 +105,7 @@ class Slurm(Strict):
     reservation: Line | None = None
     dependency: Line | None = None
     exclude: Excluded | None = None
-    """Nodes to leave out, as for sbatch; `auto` leaves out nodes that failed before."""
+    """Nodes to leave out, as for sbatch; `auto`: those that failed twice in seven days."""
     array: Array | None = None
     """Start one run per task: 0-7. With %1 (0-9%1), a chain of jobs continues one run."""
     requeue: Flag = False
@@ -201,7 +201,7 @@ class Kubernetes(Strict):
     per_gpu: dict[Line, Quantity] = Field(default_factory=dict)
     """CPUs and memory to request for each GPU: {cpu: 12, memory: 180Gi}."""
     exclude: ExcludedHosts | None = None
-    """Names of nodes to leave out; `auto` leaves out nodes that failed before."""
+    """Names of nodes to leave out; `auto`: those that failed twice in seven days."""
     pod: dict[Text, Any] = Field(default_factory=dict)
     """Changes to the pod's template, in its `metadata` and `spec`."""
     restarts: Whole = 0

@@ -195,7 +195,7 @@ class Checkpoint(Strict):
     keep: Positive | None = None
     """The number of newest complete checkpoints to keep. Older ones are removed."""
     save_overwrite: Flag | None = None
-    """Save to a folder with another run's checkpoints, and replace those of the same iteration."""
+    """Save to a folder with another run's checkpoints; replace those of the same iteration."""
     exit_signal_handler: Flag | None = None
     """Save a checkpoint when the run is asked to stop. With `save`, this is true by default."""
     no_load_optim: Flag | None = None
@@ -235,11 +235,11 @@ class Resources(Strict):
     ipc: Literal["host", "private", "shareable"] | None = None
     """IPC: `host`, `private`, `shareable`. By default `host` with several GPUs, else `private`."""
     shm_size: Size | None = None
-    """The size of /dev/shm, such as 16g, if you set `ipc: private` (default then: 64 MiB)."""
+    """Size of a private /dev/shm: 16g. Default: 64 MiB if the file sets `ipc`, else 8 GiB."""
     memory: Size | None = None
     """The container's memory limit: 64g. A run that reaches it ends with exit code 137."""
     ulimits: dict[Text, Annotated[int, Field(strict=True, ge=-1)]] | None = None
-    """Limits of processes, in place of `memlock: -1` (with GPUs) and `stack: 67108864`."""
+    """Limits of processes. Default: `stack: 67108864`, and with GPUs also `memlock: -1`."""
     network: Text | None = None
     """A network of the engine, `host` or `none`. By default `host` with several machines."""
     devices: list[Device] | None = None

@@ -378,7 +378,7 @@ class Recorder(Report):
             elif unset:
                 self.tell(line, f"{row[:60]}: {unset} is taken as not set")
             elif missing and not missing[1].strip("'").startswith(str(self.call.folder)):
-                self.tell(line, f"{row[:60]}: {missing[1]} is taken as not there")
+                self.tell(line, f"{row[:60]}: {missing[1]} is treated as missing")
             else:
                 continue
             seen.add(line)

@@ -110,7 +110,7 @@ def parser(
     add("--openai-gelu", action="store_true", help="compute GELU by tanh, as OpenAI's GPT-2")
     add("--disable-bias-linear", action="store_true")
     add("--add-qkv-bias", action="store_true", help="add biases to q, k and v, as Qwen 2")
-    add("--window-size", type=window, help="LEFT,0: attend to the LEFT tokens before, as Mistral")
+    add("--window-size", type=window, help="N,0: each token attends to the N before it, as Mistral")
     add("--untie-embeddings-and-output-weights", action="store_true")
     add("--init-method-std", type=float, default=0.02)
     add("--hidden-dropout", type=float, default=0.1)
@@ -159,7 +159,7 @@ def parser(
     add("--log-interval", type=int, default=100)
     add("--eval-interval", type=int, default=1000)
     add("--eval-iters", type=int, default=100)
-    add("--exit-interval", type=int, help="stop at the next multiple of this iteration")
+    add("--exit-interval", type=int, help="stop at the next iteration that this number divides")
     add("--exit-signal-handler", action="store_true", help="on SIGTERM, save and exit with 0")
     agree = "iterations between replica checks (0: only at saves and at the end)"
     add("--check-replicas-interval", type=int, default=0, help=agree)
@@ -180,7 +180,7 @@ def parser(
     add("--fp16", action="store_true")
     add("--bf16", action="store_true")
     formats = ("e4m3", "hybrid")
-    add("--fp8-format", dest="fp8", choices=formats, help="FP8 for the layers' products")
+    add("--fp8-format", dest="fp8", choices=formats, help="FP8 for the layers' matrix products")
     recipes = ("tensorwise", "delayed", "mxfp8", "blockwise")
     add("--fp8-recipe", choices=recipes, default="delayed", help="how FP8's scales are computed")
     add("--loss-scale", type=float, help="a constant scale, for fp16")
@@ -215,7 +215,7 @@ def parser(
     add("--performance-summary", help="JSON file for steps, time, memory, loss and layout")
     add("--profile-steps", type=int, nargs=2, help="first and last iteration to trace")
     add("--profile-ranks", type=int, nargs="+", default=[0])
-    add("--profile-dir", help="folder for rank-N.json.gz (without it, nsys traces)")
+    add("--profile-dir", help="folder for traces, rank-N.json.gz (if not given: for nsys)")
     return made
 
 
