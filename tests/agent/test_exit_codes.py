@@ -49,10 +49,10 @@ def test_what_nobody_foresaw_has_a_traceback(capsys: pytest.CaptureFixture[str])
 
 ABORTS_AT_EXIT = """
 import atexit, os
-from launcher.agent.ranks import ending
+from launcher.agent.ranks import exit_codes
 atexit.register(os.abort)
 print("said", end="")
-ending.leave({code})
+exit_codes.leave({code})
 """
 
 

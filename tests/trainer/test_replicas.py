@@ -15,7 +15,7 @@ import sys
 import torch
 from launcher.agent import compat
 from launcher.trainer.gpt import arguments, training
-from launcher.agent.ranks import ending
+from launcher.agent.ranks import exit_codes
 
 
 def check() -> None:
@@ -32,7 +32,7 @@ def check() -> None:
 
 
 compat.prepare()
-ending.leave(ending.code(check))
+exit_codes.leave(exit_codes.code(check))
 """
 
 

@@ -24,6 +24,18 @@ WORK_SECONDS = 60.0
 ABSENT = 404
 
 
+class Deadline:
+    """The end of so many seconds from now on; None: whenever that comes."""
+
+    def __init__(self, seconds: float | None) -> None:
+        self.seconds, self._begun = seconds, time.monotonic()
+
+    @property
+    def left(self) -> float | None:
+        """The seconds that are left, as a socket's time limit: above 0."""
+        return self.seconds and max(self._begun + self.seconds - time.monotonic(), 0.001)
+
+
 class DirectApi:
     """The engine at `host`, `unix://PATH`: by the SDK's names what a run asks of it.
 
@@ -84,7 +96,7 @@ class DirectApi:
     def attach_socket(self, container: str, params: Mapping[str, int]) -> BinaryIO:
         """The container's output from now on, in frames; its input is open as long as this is."""
         path = f"/containers/{container}/attach?{urlencode(params)}"
-        until = time.monotonic() + self.timeout + WORK_SECONDS
+        until = Deadline(self.timeout + WORK_SECONDS)
         sent = self._send("POST", path, b"", until, "Upgrade: tcp", "Connection: Upgrade")
         with closing(sent) as connection:
             head = b""
@@ -121,7 +133,7 @@ class DirectApi:
         What may be `absent` is b"" then.
         """
         seconds = self.timeout + (0 if method == "GET" else WORK_SECONDS)
-        until = time.monotonic() + seconds if limited else None
+        until = Deadline(seconds if limited else None)
         with closing(self._send(method, path, body, until)) as connection:
             answer = b"".join(self._pieces(connection, until))
         head, _, content = answer.partition(b"\r\n\r\n")
@@ -131,32 +143,32 @@ class DirectApi:
         return content
 
     def _send(
-        self, method: str, path: str, body: bytes, until: float | None, *fields: str
+        self, method: str, path: str, body: bytes, until: Deadline, *fields: str
     ) -> socket.socket:
         """A connection for this request. HTTP/1.0: its answer is one piece, to the end."""
         lines = [f"{method} /v{self.api_version}{path} HTTP/1.0", "Host: engine", *fields]
         lines += ["Content-Type: application/json", f"Content-Length: {len(body)}", "", ""]
         connection = socket.socket(socket.AF_UNIX)
         try:
-            connection.settimeout(until and max(until - time.monotonic(), 0.001))
+            connection.settimeout(until.left)
             connection.connect(self.host.removeprefix("unix://"))
             connection.sendall("\r\n".join(lines).encode() + body)
         except OSError as error:
             connection.close()
-            raise self._lost(error) from error
+            raise self._lost(error, until.seconds) from error
         return connection
 
-    def _pieces(self, connection: socket.socket, until: float | None) -> Iterator[bytes]:
+    def _pieces(self, connection: socket.socket, until: Deadline) -> Iterator[bytes]:
         while piece := self._receive(connection, until, 1 << 16):
             yield piece
 
-    def _receive(self, connection: socket.socket, until: float | None, most: int) -> bytes:
+    def _receive(self, connection: socket.socket, until: Deadline, most: int) -> bytes:
         """Some of the answer, at most so many bytes; b"" at its end."""
         try:
-            connection.settimeout(until and max(until - time.monotonic(), 0.001))
+            connection.settimeout(until.left)
             return connection.recv(most)
         except OSError as error:
-            raise self._lost(error) from error
+            raise self._lost(error, until.seconds) from error
 
     def _check(self, path: str, head: bytes, content: bytes) -> None:
         """Raise what the SDK does for an answer that refuses, or breaks off."""
@@ -167,13 +179,14 @@ class DirectApi:
         if _status(head) >= 400:
             _refuse(_status(head), path, content)
 
-    def _lost(self, why: OSError | str) -> Exception:
-        """The SDK's error for an engine that doesn't answer."""
+    def _lost(self, why: OSError | str, seconds: float | None = None) -> Exception:
+        """The SDK's error for an engine that doesn't answer, or not within so many seconds."""
         from requests.exceptions import ConnectionError as Lost
         from requests.exceptions import ReadTimeout
 
-        late = f"{self.host}: no answer within {self.timeout:g} s"
-        return ReadTimeout(late) if isinstance(why, TimeoutError) else Lost(why)
+        if isinstance(why, TimeoutError):
+            return ReadTimeout(f"{self.host}: no answer within {seconds:g} s")
+        return Lost(why)
 
 
 class DirectClient:

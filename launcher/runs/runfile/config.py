@@ -310,7 +310,7 @@ class Guard(Strict):
     """What is done where numbers go wrong: a warning, an end, or back to a checkpoint."""
 
     on_nan: Literal["ignore", "warn", "end", "rewind"] = "warn"
-    """What to do if a loss or gradient norm is NaN: ignore, warn, end or rewind."""
+    """What to do if a loss or gradient norm is NaN or infinite: ignore, warn, end or rewind."""
     on_spike: Literal["ignore", "warn", "end", "rewind"] = "warn"
     """What to do if a loss or gradient norm rises suddenly: ignore, warn, end or rewind."""
     on_flat: Literal["ignore", "warn", "end"] = "warn"

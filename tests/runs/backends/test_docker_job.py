@@ -186,6 +186,13 @@ def test_a_name_that_stays_taken_is_told(
     assert api.calls == ["create"] * tries
 
 
+def test_only_a_taken_name_is_asked_after(bare: Plan) -> None:
+    """Whoever has lost the engine would wait for a second answer, and report that one's failure."""
+    api = Api(create=lambda body: Reset("reset"), inspect=lambda body: AssertionError("asked"))
+    with pytest.raises(EngineError, match="reset"):
+        docker_job.start(api, bare, attach=False)
+
+
 def test_an_image_that_went_meanwhile_is_told(bare: Plan) -> None:
     api = Api(create=lambda body: ImageNotFound("gone"))
     with pytest.raises(EngineError, match="no image some/image:1"):

@@ -16,8 +16,8 @@ import os, sys
 os.environ["TRITON_INTERPRET"] = "1"
 sys.path.append(sys.argv[1])
 import stand_ins, torch
-from launcher.trainer.fast.kernels import layers as kernels
-from launcher.trainer.fast.kernels import experts, products, tokens
+from launcher.trainer.fast.kernels import layer_kernels as kernels
+from launcher.trainer.fast.kernels import expert_kernels as experts, products, tokens
 tokens.PIECE, tokens.LOGITS = 32, 4
 torch.manual_seed(0)
 n, width, seed = 12, 96, torch.tensor([7])

@@ -115,8 +115,8 @@ def _created(api: APIClient, body: dict[str, Any], name: str, run: str) -> str:
         try:
             return str(api.create_container_from_config(body, name)["Id"])
         except failures() as error:
-            waiting = time.monotonic() < until and _holder(api, name, run) in (GONE, ENDED)
-            if not (is_conflict(error) and waiting):
+            waiting = is_conflict(error) and time.monotonic() < until
+            if not (waiting and _holder(api, name, run) in (GONE, ENDED)):
                 raise
         time.sleep(RETRY_SECONDS)
 
