@@ -49,19 +49,8 @@ def start(
 
     Raises UsageError, EngineError and PreflightError before anything is started.
     """
-    array = chosen.tasks
-    how = "slurm.array" if array else "--detach"
-    detach = detach or bool(array)
-    if detach and asked.tie:
-        raise UsageError(f"{how} and --tie contradict each other", "Leave one of them out.")
-    if detach and asked.config.max_restarts:
-        raise UsageError(
-            f"with {how}, no launcher can restart the run",
-            f"Leave {how} out and put the launcher itself in the background, or set "
-            "max_restarts: 0; `launcher attach` then follows the run, and restarts it.",
-        )
-    _check_guard(asked, chosen, detach=detach)
-    if array:
+    refuse_options(asked, chosen, detach=detach)
+    if array := chosen.tasks:
         return _start_array(asked, chosen, array, preflight=preflight)
     stamp = new_stamp()
     assembled = assemble(asked, chosen, stamp)
@@ -130,16 +119,30 @@ def task(asked: RunRequest, number: int) -> RunRequest:
     return replace(asked, config=repeat.as_task(asked.config, number, asked.cwd))
 
 
-def check_start(asked: RunRequest, chosen: Backend, *, preflight: bool) -> None:
+def check_start(asked: RunRequest, chosen: Backend, *, detach: bool, preflight: bool) -> None:
     """Refuse what `start` would, as far as that needs no data. Raises as that does."""
-    _check_guard(asked, chosen, detach=False)
-    assembled = assemble(asked, chosen, new_stamp())
-    with_lineage(assembled.plan, asked, chosen)
-    if preflight and not chosen.scheduled:
-        _preflight(assembled, chosen)
+    refuse_options(asked, chosen, detach=detach)
+    for each in [task(asked, number) for number in chosen.tasks] or [asked]:
+        assembled = assemble(each, chosen, new_stamp())
+        plan = with_lineage(assembled.plan, each, chosen)
+        if plan.checkpoints:
+            _refuse_sharing(plan)
+        if preflight and not chosen.scheduled:
+            _preflight(assembled, chosen)
 
 
-def _check_guard(asked: RunRequest, chosen: Backend, *, detach: bool) -> None:
+def refuse_options(asked: RunRequest, chosen: Backend, *, detach: bool) -> None:
+    """Refuse what needs a launcher that follows the run, where there is none. Raises UsageError."""
+    how = "slurm.array" if chosen.tasks else "--detach"
+    detach = detach or bool(chosen.tasks)
+    if detach and asked.tie:
+        raise UsageError(f"{how} and --tie contradict each other", "Leave one of them out.")
+    if detach and asked.config.max_restarts:
+        raise UsageError(
+            f"with {how}, no launcher can restart the run",
+            f"Leave {how} out and put the launcher itself in the background, or set "
+            "max_restarts: 0; `launcher attach` then follows the run, and restarts it.",
+        )
     if asked.config.guard.goes_back:
         from launcher.runs.follow import guard
 
