@@ -1,6 +1,7 @@
 """Adapts to differences between Megatron-Core releases and torch versions.
 
-Every other name that `launcher.agent` uses of Megatron means the same in all of them.
+The agent and the trainer ask here for what differs. Only `fast/buffers.py`, `fast/device_adam.py`,
+`validate.py` and `completeness.py` look for a name of Megatron or torch themselves.
 """
 
 from __future__ import annotations

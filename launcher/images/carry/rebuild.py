@@ -403,7 +403,7 @@ class Comparison:
                     with target.open("wb") as file:
                         there = copy_out(box, path, file)
                     if not there:
-                        target.unlink()
+                        owned.remove_file(target, Path(folder))
             # Modes and owners are ours; times are those of the copies made here.
             command = ["diffoscope", "--exclude-directory-metadata=recursive", "--text", "-"]
             command += ["image", "rebuilt"]
