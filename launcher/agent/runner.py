@@ -72,7 +72,7 @@ class SignalRequest:
     why: str = ""
 
 
-Event = Exit | SignalRequest | RemoteFailure
+WatchEvent = Exit | SignalRequest | RemoteFailure
 
 
 def _start(
@@ -114,7 +114,7 @@ class RankWatch:
 
     ranks: NodeRanks
     processes: Mapping[int, subprocess.Popen[bytes]]
-    events: queue.SimpleQueue[Event]
+    events: queue.SimpleQueue[WatchEvent]
     collector: stall.Collector | None = None
     peers: PeerNodes | None = None
     log_dir: str = ""
@@ -156,7 +156,7 @@ class RankWatch:
         # One blocking wait per rank: the queue's order is the order in which they ended.
         self.events.put(Exit(local_rank, process.wait()))
 
-    def _handle(self, event: Event) -> None:
+    def _handle(self, event: WatchEvent) -> None:
         if isinstance(event, Exit):
             self._ended(event)
         elif isinstance(event, RanksRefused):
@@ -406,7 +406,7 @@ def _hold(
     return {lineage.HOLDER: str(note)}
 
 
-def _read_to_the_end(events: queue.SimpleQueue[Event]) -> None:
+def _read_to_the_end(events: queue.SimpleQueue[WatchEvent]) -> None:
     """Ask to stop when standard input ends, which is when the launcher that holds it does."""
     with contextlib.suppress(OSError):
         while os.read(sys.stdin.fileno(), 1 << 12):
