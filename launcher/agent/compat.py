@@ -1,7 +1,6 @@
 """Adapts to differences between Megatron-Core releases and torch versions.
 
-The agent and the trainer ask here for what differs. Only `fast/buffers.py`, `fast/device_adam.py`,
-`validate.py` and `completeness.py` look for a name of Megatron or torch themselves.
+`fast/buffers.py`, `fast/device_adam.py`, `validate.py` and `completeness.py` find names themselves.
 """
 
 from __future__ import annotations

@@ -27,10 +27,9 @@ STANDIN_NAME = "megatron-standin-base"
 
 @contextmanager
 def any_engine(folder: Path, progress: Progress) -> Iterator[DockerClient]:
-    """The engine that answers, else a private one that lives as long as the block.
+    """The engine that answers, else a private one below `folder` that lives as long as the block.
 
-    `folder` keeps a private engine's packages and images. Raises EngineError, with what to do,
-    where none answers and none can be started, or where the one the user chose doesn't answer.
+    Raises EngineError where neither is to be had or the chosen one doesn't answer.
     """
     try:
         client = connect.connect(timeout=600)

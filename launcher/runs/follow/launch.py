@@ -133,11 +133,10 @@ def check_start(asked: RunRequest, chosen: Backend, *, detach: bool, preflight: 
 
 def refuse_options(asked: RunRequest, chosen: Backend, *, detach: bool) -> None:
     """Refuse what needs a launcher that follows the run, where there is none. Raises UsageError."""
-    how = "slurm.array" if chosen.tasks else "--detach"
-    detach = detach or bool(chosen.tasks)
-    if detach and asked.tie:
+    how = "slurm.array" if chosen.tasks else "--detach" if detach else ""
+    if how and asked.tie:
         raise UsageError(f"{how} and --tie contradict each other", "Leave one of them out.")
-    if detach and asked.config.max_restarts:
+    if how and asked.config.max_restarts:
         raise UsageError(
             f"with {how}, no launcher can restart the run",
             f"Leave {how} out and put the launcher itself in the background, or set "
@@ -146,7 +145,7 @@ def refuse_options(asked: RunRequest, chosen: Backend, *, detach: bool) -> None:
     if asked.config.guard.goes_back:
         from launcher.runs.follow import guard
 
-        guard.check_guard(asked, chosen, detach=detach)
+        guard.check_guard(asked, chosen, detach=bool(how))
 
 
 def _listening(job: Job) -> AbstractContextManager[Sequence[Listener]]:
@@ -362,7 +361,13 @@ class Attempts:
         config = resume.skipping(self.asked.config, guard.passed_over(self.stamp.run))
         asked, save = replace(self.asked, config=config), config.checkpoint.save
         if save and not self.chosen.shares_files:
-            asked = self._unseen(asked)
+            if config.checkpoint.load not in (None, save):  # it would begin from there again
+                raise UsageError(
+                    "checkpoint.load: what the run saved on the engine's machine can't be seen "
+                    "from here, so it isn't started again",
+                    "When it has saved, set checkpoint.load to the folder that it saves to.",
+                )
+            asked = replace(asked, config=resume.from_newest(config))  # the program finds it
         elif save:
             plan = assemble(asked, self.chosen, self.stamp).plan
             assert plan.checkpoints
@@ -373,19 +378,3 @@ class Attempts:
                 tell(f"going on from {newest.folder}")
                 asked = replace(asked, config=resume.from_newest(config))
         return with_lineage(assemble(asked, self.chosen, self.stamp).plan, asked, self.chosen)
-
-    def _unseen(self, asked: RunRequest) -> RunRequest:
-        """What goes on where the engine's machine has the checkpoints: the program finds them.
-
-        Raises UsageError where the run began from another folder, which it would begin from again.
-        """
-        checkpoint = asked.config.checkpoint
-        if checkpoint.load not in (None, checkpoint.save):
-            raise UsageError(
-                "checkpoint.load: what the run saved on the engine's machine can't be seen from "
-                "here, so it isn't started again",
-                "When it has saved, set checkpoint.load to the folder that it saves to.",
-            )
-        from launcher.runs.records import resume
-
-        return replace(asked, config=resume.from_newest(asked.config))
