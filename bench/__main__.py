@@ -24,7 +24,6 @@ from launcher.base.settings import settings
 from launcher.images.engine import acquire
 from launcher.images.engine.connect import engine_host
 from launcher.images.matrix.matrix_file import load_matrix
-from launcher.tools.demo import any_engine
 
 ALONE = {
     "demo": demo.figures,
@@ -47,7 +46,7 @@ def main(names: list[str]) -> int:
     figures = [one for name in ALONE if name in wanted for one in ALONE[name]()]
     if wanted & WITH_ENGINE:
         site, progress = settings(), Progress()
-        with any_engine(site.cache / "engine", progress) as client:
+        with acquire.any_engine(site.cache / "engine", progress) as client:
             os.environ["DOCKER_HOST"] = engine_host(client)
             found = acquire.bases(client, load_matrix(), "cpu", site, progress)
             if "rows" in wanted:

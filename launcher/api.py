@@ -35,7 +35,7 @@ from launcher.base.settings import ROOT, expanded, settings
 from launcher.runs.backends import backend
 from launcher.runs.follow import find, supervise
 from launcher.runs.follow.assemble import PlannedRun, assemble, new_stamp
-from launcher.runs.follow.launch import begin, check_start, record_plan
+from launcher.runs.follow.launch import begin, check_start, record_plan, refuse_options
 from launcher.runs.follow.live import tell
 from launcher.runs.plan.job import Backend
 from launcher.runs.records import owner, record
@@ -120,7 +120,7 @@ class RunFile:
         if chosen.tasks:
             raise UsageError("slurm.array is several runs", "Start them with: launcher run")
         if data.text:
-            check_start(asked, chosen, preflight=preflight)
+            check_start(asked, chosen, detach=False, preflight=preflight)
             data.make()
         return _started(asked, chosen, preflight=preflight)
 
@@ -320,6 +320,7 @@ def build_image(tag: str, **departures: Any) -> BuiltImage:
 
 
 def _started(asked: RunRequest, chosen: Backend, *, preflight: bool = True) -> Run:
+    refuse_options(asked, chosen, detach=False)  # its follower restarts it
     assembled = assemble(asked, chosen, new_stamp())
     asked = replace(asked, config=assembled.resolved.config)
     with owner.alone():

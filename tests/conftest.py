@@ -83,8 +83,8 @@ def engine(site: Settings) -> Iterator[DockerClient]:
 
     Workers share it, and the last one tidies up.
     """
+    from launcher.images.engine.acquire import any_engine
     from launcher.images.engine.connect import engine_host
-    from launcher.tools.demo import any_engine
 
     site.cache.mkdir(parents=True, exist_ok=True)
     with (

@@ -17,7 +17,7 @@ from launcher import LauncherError, Run, RunFile, load_matrix
 from launcher.base.settings import ROOT
 from launcher.runs.runfile.config import Model
 from tests.conftest import missing
-from tests.tools.board.samples import several, steps
+from tests.runs.record_samples import several, steps
 
 NOTEBOOK = ROOT / "docs/notebook.ipynb"
 

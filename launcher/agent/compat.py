@@ -1,6 +1,6 @@
 """Adapts to differences between Megatron-Core releases and torch versions.
 
-Every other name that `launcher.agent` uses of Megatron means the same in all of them.
+`fast/buffers.py`, `fast/device_adam.py`, `validate.py` and `completeness.py` find names themselves.
 """
 
 from __future__ import annotations

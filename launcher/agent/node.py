@@ -73,7 +73,7 @@ class NodeFiles:
             say(f"can't write {self.path(name)}: {error.strerror}")
 
 
-def supervise(files: NodeFiles, command: "list[str]", report: "list[str]") -> int:
+def watch_command(files: NodeFiles, command: "list[str]", report: "list[str]") -> int:
     """Run the command until it ends; its exit code, as a shell has it.
 
     It alone is asked to stop: a signal to all processes would also end those that load the data,
@@ -136,7 +136,7 @@ def main(argv: "list[str]") -> int:
     code = UNABLE
     try:
         if sees(asked.needs):
-            code = supervise(files, argv[at + 1 :], shlex.split(asked.report))
+            code = watch_command(files, argv[at + 1 :], shlex.split(asked.report))
     except OSError as error:
         say(f"{argv[at + 1]}: {error.strerror}")
     files.end(code)

@@ -27,9 +27,9 @@ from launcher.agent.checkpoints.retention import Retention
 from launcher.agent.ranks import bus, driver, oom, rank, signals, stacks
 from launcher.agent.ranks.command_line import (
     DeviceCheck,
-    JobRefusal,
     MismatchError,
     NodeRanks,
+    RunnerRefusal,
     parse,
     read_secrets,
 )
@@ -72,34 +72,34 @@ class SignalRequest:
     why: str = ""
 
 
-Event = Exit | SignalRequest | RemoteFailure
+WatchEvent = Exit | SignalRequest | RemoteFailure
 
 
 def _start(
-    job: NodeRanks, environ: Mapping[str, str], log_dir: str, more: Mapping[str, str]
+    ranks: NodeRanks, environ: Mapping[str, str], log_dir: str, more: Mapping[str, str]
 ) -> dict[int, subprocess.Popen[bytes]]:
     """Start the ranks, each in a process group, with `more` variables; processes by local rank."""
     become = ("-I", "-S", rank.__file__)
     before = (*become, str(os.getpid()))
     under = {
-        n: (*job.tracer(n), sys.executable, *become, str(_own(log_dir, n)))
-        for n in range(job.processes)
-        if job.traces(n)
+        n: (*ranks.tracer(n), sys.executable, *become, str(_own(log_dir, n)))
+        for n in range(ranks.processes)
+        if ranks.traces(n)
     }
-    secrets = read_secrets(job.secrets)
+    secrets = read_secrets(ranks.secrets)
     cpus = len(os.sched_getaffinity(0))
-    if cpus < job.processes:
+    if cpus < ranks.processes:
         say(
-            f"warning: {job.processes} ranks share {cpus} CPU{'s'[: cpus != 1]}, all that this "
+            f"warning: {ranks.processes} ranks share {cpus} CPU{'s'[: cpus != 1]}, all that this "
             "process may use: ask the scheduler, or the engine, for more"
         )
     return {
         n: subprocess.Popen(
-            [sys.executable, *before, *under.get(n, ()), *job.command()],
-            env={**os.environ, **secrets, **job.environment(n, environ, cpus), **more},
+            [sys.executable, *before, *under.get(n, ()), *ranks.command()],
+            env={**os.environ, **secrets, **ranks.environment(n, environ, cpus), **more},
             start_new_session=True,
         )
-        for n in range(job.processes)
+        for n in range(ranks.processes)
     }
 
 
@@ -112,9 +112,9 @@ def _own(log_dir: str, local_rank: int) -> Path:
 class RankWatch:
     """Waits for a node's ranks, and decides when to ask and when to force them to end."""
 
-    job: NodeRanks
-    ranks: Mapping[int, subprocess.Popen[bytes]]
-    events: queue.SimpleQueue[Event]
+    ranks: NodeRanks
+    processes: Mapping[int, subprocess.Popen[bytes]]
+    events: queue.SimpleQueue[WatchEvent]
     collector: stall.Collector | None = None
     peers: PeerNodes | None = None
     log_dir: str = ""
@@ -123,17 +123,17 @@ class RankWatch:
     def __post_init__(self) -> None:
         self.elsewhere: RemoteFailure | None = None
         self.reporting = threading.Lock()
-        self.running = set(self.ranks)
+        self.running = set(self.processes)
         self.first_failure: Exit | None = None
         self.memory = oom.read()
-        self.data = bus.sizes(self.job.program)
+        self.data = bus.sizes(self.ranks.program)
         self.stopping = False
         self.deadline: float | None = None
         self.at_deadline: Callable[[], None] = lambda: None
 
     def wait(self) -> int:
         """Wait for all ranks; the exit code of the first that failed, the shell's, or 0."""
-        for each in self.ranks.items():
+        for each in self.processes.items():
             threading.Thread(target=self._reap, args=each, daemon=True).start()
         while self.running:
             left = None if self.deadline is None else max(0.0, self.deadline - time.monotonic())
@@ -144,7 +144,7 @@ class RankWatch:
                 self.at_deadline()
             else:
                 self._handle(event)
-        self._signal_all(signal.SIGKILL, self.ranks)  # what the ranks left behind
+        self._signal_all(signal.SIGKILL, self.processes)  # what the ranks left behind
         if self.first_failure is None:
             return self.elsewhere.code if self.elsewhere else 0
         for line in self.collector.after_failure() if self.collector else ():
@@ -156,7 +156,7 @@ class RankWatch:
         # One blocking wait per rank: the queue's order is the order in which they ended.
         self.events.put(Exit(local_rank, process.wait()))
 
-    def _handle(self, event: Event) -> None:
+    def _handle(self, event: WatchEvent) -> None:
         if isinstance(event, Exit):
             self._ended(event)
         elif isinstance(event, RanksRefused):
@@ -164,8 +164,8 @@ class RankWatch:
         elif isinstance(event, RemoteFailure):
             self._missed(event)
         elif event.signum == stacks.SIGNAL:
-            ranks = {self.job.rank(n): self._pid(n) for n in sorted(self.running)}
-            threading.Thread(target=self._report, args=(ranks,), daemon=True).start()
+            pids = {self.ranks.rank(n): self._pid(n) for n in sorted(self.running)}
+            threading.Thread(target=self._report, args=(pids,), daemon=True).start()
         elif not self.stopping:
             self._ask_to_stop(_name(event))
         elif event.signum == signal.SIGINT:
@@ -192,7 +192,7 @@ class RankWatch:
             why = f": {blamed}"
         if code == -signal.SIGBUS and (blamed := bus.blame(self.data)):
             why = f": {blamed}"
-        told = f"rank {self.job.rank(event.local_rank)} {how}{why}"
+        told = f"rank {self.ranks.rank(event.local_rank)} {how}{why}"
         say(told)
         if self.peers:
             self.peers.failed(told, 128 - code if code < 0 else code)
@@ -216,12 +216,12 @@ class RankWatch:
         if self.running:
             self._kill("they may not go on")
 
-    def _report(self, ranks: Mapping[int, int]) -> None:
+    def _report(self, pids: Mapping[int, int]) -> None:
         """Say where the ranks are; meanwhile they may end, and be asked to stop."""
-        if not (ranks and self.collector and self.reporting.acquire(blocking=False)):
+        if not (pids and self.collector and self.reporting.acquire(blocking=False)):
             return
         with contextlib.suppress(OSError):  # the folder goes when the ranks have ended
-            for line in self.collector.report(ranks):
+            for line in self.collector.report(pids):
                 say(line)
         self.reporting.release()
 
@@ -235,12 +235,12 @@ class RankWatch:
 
     def _ask_to_stop(self, told: str) -> None:
         # SIGTERM also for an interrupt: it is what training programs save a checkpoint on.
-        say(f"{told}: asked {len(self.running)} ranks to stop, waiting {self.job.grace:g} s")
+        say(f"{told}: asked {len(self.running)} ranks to stop, waiting {self.ranks.grace:g} s")
         self.stopping = True
         if not (self.first_failure or self.elsewhere):
-            self._later(self.job.grace, lambda: self._kill("grace period over"))
+            self._later(self.ranks.grace, lambda: self._kill("grace period over"))
         for local_rank in self.running:
-            process = self.ranks[local_rank]
+            process = self.processes[local_rank]
             if (pid := self._pid(local_rank)) == process.pid:
                 process.send_signal(signal.SIGTERM)
             else:
@@ -252,79 +252,79 @@ class RankWatch:
             found = int(_own(self.log_dir, local_rank).read_text())
             if f"\0LOCAL_RANK={local_rank}\0" in Path(f"/proc/{found}/environ").read_text():
                 return found  # and no other's that came after it
-        return self.ranks[local_rank].pid
+        return self.processes[local_rank].pid
 
     def _kill(self, why: str) -> None:
-        ranks = ", ".join(str(self.job.rank(n)) for n in sorted(self.running))
-        say(f"killing rank {ranks}: {why}")
+        killed = ", ".join(str(self.ranks.rank(n)) for n in sorted(self.running))
+        say(f"killing rank {killed}: {why}")
         self._signal_all(signal.SIGKILL, self.running)
 
     def _signal_all(self, signum: signal.Signals, local_ranks: Iterable[int]) -> None:
         for local_rank in local_ranks:
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(self.ranks[local_rank].pid, signum)
+                os.killpg(self.processes[local_rank].pid, signum)
 
 
 def _name(request: SignalRequest) -> str:
     return request.why or signal.Signals(request.signum).name
 
 
-def run(job: NodeRanks, environ: Mapping[str, str]) -> int:
-    """Run the ranks to their end; the exit code. Raises `JobRefusal` before any is started."""
+def run(ranks: NodeRanks, environ: Mapping[str, str]) -> int:
+    """Run the ranks to their end; the exit code. Raises `RunnerRefusal` before any is started."""
     events: queue.SimpleQueue[Any] = queue.SimpleQueue()
     faulthandler.register(stacks.SIGNAL)  # until there are ranks, it is the runner that is stuck
     asking: Sequence[signal.Signals] = SIGNALS
     if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
         asking = SIGNALS[:-1]
     signals.SignalListener(asking, lambda signum: events.put(SignalRequest(signum)))
-    if job.tie:
+    if ranks.tie:
         threading.Thread(target=_read_to_the_end, args=(events,), daemon=True).start()
     with contextlib.ExitStack() as held:
-        saver, met = _ready(job, environ, events, held)
+        saver, met = _ready(ranks, environ, events, held)
         if not events.empty():
             first = events.get()
             return first.code if isinstance(first, RanksRefused) else 128 + first.signum
         written: Any = None
-        if job.profile:  # what reads traces takes a while to import
+        if ranks.profile:  # what reads traces takes a while to import
             from launcher.agent import traces
 
-            written = traces.Traces(job.profile)
+            written = traces.Traces(ranks.profile)
         peers = PeerNodes(met.rendezvous, events.put) if met else None
-        job, found = (met.job, met.variables) if met else (job, {})
+        ranks, found = (met.ranks, met.variables) if met else (ranks, {})
         log_dir = held.enter_context(tempfile.TemporaryDirectory(prefix="ranks-"))
-        whole = job.nodes == 1
-        collector = stall.Collector(Path(log_dir), environ, cpu=job.cpu, whole=whole)
+        whole = ranks.nodes == 1
+        collector = stall.Collector(Path(log_dir), environ, cpu=ranks.cpu, whole=whole)
         with contextlib.suppress(OSError):
             found = {**found, **driver.for_triton(environ, Path(log_dir, "driver"))}
-        ranks = _start(job, environ, log_dir, {**found, **collector.variables, **saver})
+        processes = _start(ranks, environ, log_dir, {**found, **collector.variables, **saver})
         signals.catch([stacks.SIGNAL])
-        alone = not (met or job.cpu)
-        check = DeviceCheck(job, lambda why: events.put(RanksRefused(why))) if alone else None
-        watch = RankWatch(job, ranks, events, collector, peers, log_dir, check)
+        alone = not (met or ranks.cpu)
+        check = DeviceCheck(ranks, lambda why: events.put(RanksRefused(why))) if alone else None
+        watch = RankWatch(ranks, processes, events, collector, peers, log_dir, check)
         code = watch.wait()
         own = diverged.noted(log_dir)
     if peers and code == 0 and (first := peers.done(own)) and not own:
         say(DIVERGED.format(first))  # the launcher here has no line of it
-    pids = {job.rank(n): process.pid for n, process in ranks.items()}
-    for line in written.told(pids, job.nsys) if written else ():
+    pids = {ranks.rank(n): process.pid for n, process in processes.items()}
+    for line in written.told(pids, ranks.nsys) if written else ():
         say(line)
     if code and not (watch.stopping or watch.elsewhere):
-        _say_refusal(job, environ)
+        _say_refusal(ranks, environ)
     if watch.stopping and code == 0:
-        say(f"all {len(ranks)} ranks ended after SIGTERM", STOPPED)
+        say(f"all {len(processes)} ranks ended after SIGTERM", STOPPED)
     return code
 
 
-def _say_refusal(job: NodeRanks, environ: Mapping[str, str]) -> None:
+def _say_refusal(ranks: NodeRanks, environ: Mapping[str, str]) -> None:
     """Say so where upstream's program has failed since its Megatron refuses the options.
 
     That is asked where the launcher couldn't ask before the start: on a scheduler's machines.
     """
-    words = list(job.program)
-    if job.node_rank or not environ.get(ASK) or not re.search(r"/pretrain_\w+\.py$", words[0]):
+    words = list(ranks.program)
+    if ranks.node_rank or not environ.get(ASK) or not re.search(r"/pretrain_\w+\.py$", words[0]):
         return
     command = [sys.executable, start.__file__, "validate", "--world-size"]
-    command += [str(job.nodes * job.processes), *words]
+    command += [str(ranks.nodes * ranks.processes), *words]
     with contextlib.suppress(OSError, ValueError, IndexError, subprocess.TimeoutExpired):
         done = subprocess.run(command, env=environ, capture_output=True, timeout=ASK_SECONDS)
         answer = json.loads(done.stdout.splitlines()[-1])
@@ -333,43 +333,43 @@ def _say_refusal(job: NodeRanks, environ: Mapping[str, str]) -> None:
 
 
 def _ready(
-    job: NodeRanks,
+    ranks: NodeRanks,
     environ: Mapping[str, str],
     events: queue.SimpleQueue[Any],
     held: contextlib.ExitStack,
 ) -> tuple[Mapping[str, str], LinkedNodes | None]:
     """The signal for ranks to save, and for the other nodes, where there are any.
 
-    The folder that is saved to is `held`. Raises `JobRefusal` where this node, or another one,
+    The folder that is saved to is `held`. Raises `RunnerRefusal` where this node, or another one,
     can't start its ranks.
     """
     saver: Mapping[str, str] = {}
     refusal, visible = "", 0
     try:
-        job.check_packages(environ)
-        if not job.cpu:
+        ranks.check_packages(environ)
+        if not ranks.cpu:
             if why := driver.unused_compatibility(environ):
                 say(why)
-            if job.nodes > 1:  # a single one checks them beside its ranks' start
-                visible = job.check_devices()
-        if any(map(job.traces, range(job.processes))) and not shutil.which("nsys"):
+            if ranks.nodes > 1:  # a single one checks them beside its ranks' start
+                visible = ranks.check_devices()
+        if any(map(ranks.traces, range(ranks.processes))) and not shutil.which("nsys"):
             raise MismatchError(
                 "nsys isn't in this image: NVIDIA's have it, or profile.tool: torch"
             )
-        saver = _hold(job, environ, lambda why: events.put(RanksRefused(why)), held)
+        saver = _hold(ranks, environ, lambda why: events.put(RanksRefused(why)), held)
     except MismatchError as unable:
-        if job.nodes == 1:
+        if ranks.nodes == 1:
             raise
         refusal = str(unable)
-    if job.nodes == 1:
+    if ranks.nodes == 1:
         return saver, None
     from launcher.agent.ranks import alike  # with all that nodes meet by
 
-    return saver, alike.look(job, environ, visible, lambda: not events.empty(), refusal)
+    return saver, alike.look(ranks, environ, visible, lambda: not events.empty(), refusal)
 
 
 def _hold(
-    job: NodeRanks,
+    ranks: NodeRanks,
     environ: Mapping[str, str],
     lost: Callable[[str], None],
     held: contextlib.ExitStack,
@@ -382,11 +382,11 @@ def _hold(
     own, which goes on.
     """
     request = lineage.save_request(environ)
-    if request is None and job.checkpoints:
+    if request is None and ranks.checkpoints:
         request = lineage.SaveRequest(
-            os.urandom(4).hex(), str(job.checkpoints), on=True, overwrite=True
+            os.urandom(4).hex(), str(ranks.checkpoints), on=True, overwrite=True
         )
-    if request is None or job.node_rank:
+    if request is None or ranks.node_rank:
         return {}
     root = Path(request.folder)
     try:
@@ -402,11 +402,11 @@ def _hold(
         say(f"can't note in {root} whose its checkpoints are: {error.strerror}")
         return {}
     hold.watch(lost)
-    held.enter_context(Retention(root, line, job.keep, say, note.holder))
+    held.enter_context(Retention(root, line, ranks.keep, say, note.holder))
     return {lineage.HOLDER: str(note)}
 
 
-def _read_to_the_end(events: queue.SimpleQueue[Event]) -> None:
+def _read_to_the_end(events: queue.SimpleQueue[WatchEvent]) -> None:
     """Ask to stop when standard input ends, which is when the launcher that holds it does."""
     with contextlib.suppress(OSError):
         while os.read(sys.stdin.fileno(), 1 << 12):
@@ -417,7 +417,7 @@ def _read_to_the_end(events: queue.SimpleQueue[Event]) -> None:
 def main(argv: Sequence[str]) -> NoReturn:
     try:
         sys.exit(run(parse(argv, os.environ), os.environ))
-    except JobRefusal as refusal:
+    except RunnerRefusal as refusal:
         say(str(refusal))
         sys.exit(refusal.code)
 

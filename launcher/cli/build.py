@@ -174,7 +174,7 @@ def fetch(args: Namespace) -> int:
 
 def _fetch(args: Namespace, site: Settings, progress: Progress) -> int:
     """Fetch the rows' inputs and, where asked to, pack them; what can't be had is reported last."""
-    from launcher.images.builder import inputs
+    from launcher.images.builder import downloads
     from launcher.images.carry import bundle
     from launcher.images.matrix.matrix_file import load_lock, load_matrix
     from launcher.images.matrix.recipe import recipe
@@ -193,7 +193,7 @@ def _fetch(args: Namespace, site: Settings, progress: Progress) -> int:
         rows.append(
             (recipe(matrix, lock, request.tag, request.megatron, where, request.extras), request)
         )
-    fetched, failed = inputs.fetch_all(rows, matrix, images, site, progress)
+    fetched, failed = downloads.fetch_all(rows, matrix, images, site, progress)
     for one in fetched:
         size = sum(path.stat().st_size for path in one.files) / 1e6
         held = f"{len(one.files)} files, {size:.1f} MB; {len(set(one.images.values()))} images"

@@ -19,7 +19,7 @@ from launcher.base.screen import printable
 if TYPE_CHECKING:
     from launcher.runs.follow.live import OutputDetail
 
-Part = Callable[[Any], object]
+Argument = Callable[[Any], object]
 """Adds an argument, or several, to a parser or to a group of its arguments."""
 
 
@@ -31,7 +31,7 @@ class Command:
     """
 
     def __init__(
-        self, run: Callable[[Namespace], int], parts: Sequence[Part], settings: dict[str, Any]
+        self, run: Callable[[Namespace], int], parts: Sequence[Argument], settings: dict[str, Any]
     ) -> None:
         self.run, self.parts, self.settings = run, parts, settings
         self.name = run.__name__.rstrip("_")
@@ -56,23 +56,23 @@ class Command:
         return parser
 
 
-def command(*parts: Part, **settings: Any) -> Callable[[Callable[[Namespace], int]], Command]:
+def command(*parts: Argument, **settings: Any) -> Callable[[Callable[[Namespace], int]], Command]:
     """Make a function a command with these arguments."""
     return lambda run: Command(run, parts, settings)
 
 
-def argument(flags: str, about: str, metavar: str | None = None, **options: Any) -> Part:
+def argument(flags: str, about: str, metavar: str | None = None, **options: Any) -> Argument:
     """An argument, or an option by its names: "--output -o". `options` are argparse's."""
     options |= {"help": about} if metavar is None else {"help": about, "metavar": metavar}
     return lambda parser: parser.add_argument(*flags.split(), **options)
 
 
-def flag(flags: str, about: str) -> Part:
+def flag(flags: str, about: str) -> Argument:
     """An option that is given or not."""
     return argument(flags, about, action="store_true")
 
 
-def either(*parts: Part) -> Part:
+def either(*parts: Argument) -> Argument:
     """Arguments of which one may be given."""
 
     def add(parser: argparse.ArgumentParser) -> None:
@@ -83,7 +83,7 @@ def either(*parts: Part) -> Part:
     return add
 
 
-def actions(*commands: Command, required: bool = True) -> Part:
+def actions(*commands: Command, required: bool = True) -> Argument:
     """Commands below this one; `args.action` is the one that was chosen, or None."""
 
     def add(parser: argparse.ArgumentParser) -> None:
@@ -101,7 +101,7 @@ def call_action(args: Namespace) -> int:
     return chosen(args)
 
 
-def image(metavar: str, about: str, flags: str = "image", **options: Any) -> Part:
+def image(metavar: str, about: str, flags: str = "image", **options: Any) -> Argument:
     """An image's name, which goes on to docker as a word."""
     check = names.argument(options.pop("check", names.image))
     return argument(flags, about, metavar, type=check, **options)

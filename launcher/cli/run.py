@@ -91,7 +91,7 @@ def _run(args: Namespace) -> int:
             asked = task(asked, numbers[0])
         return _show(args, asked, chosen, data)
     if data.text:  # which may take hours
-        check_start(asked, chosen, preflight=not args.no_preflight)
+        check_start(asked, chosen, detach=args.detach, preflight=not args.no_preflight)
         data.make()
     return _start(args, asked, chosen, filter(None, [data.note]))
 

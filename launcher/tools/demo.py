@@ -26,7 +26,7 @@ from launcher.base import files, owned
 from launcher.base.errors import EngineError, LauncherError
 from launcher.base.screen import Progress, bare
 from launcher.base.settings import ROOT, Settings
-from launcher.images.builder import inputs
+from launcher.images.builder import downloads
 from launcher.images.builder.image import REPOSITORY, BuildRequest, Builds
 from launcher.images.engine import acquire, connect
 from launcher.images.engine.connect import engine_host, is_private, socket_fault
@@ -40,7 +40,7 @@ from launcher.images.sources import fetch
 from launcher.runs.datasets import indexed
 
 if TYPE_CHECKING:
-    from docker import DockerClient
+    pass
 
 TAGS = ("cpu-3.13", "cpu")  # the newest Megatron first
 END_OF_DOCUMENT = 256
@@ -82,7 +82,7 @@ def run(site: Settings) -> None:
     with ExitStack() as stack:
         ahead = _base_ahead(site, progress)
         try:
-            client = stack.enter_context(any_engine(site.cache / "engine", progress))
+            client = stack.enter_context(acquire.any_engine(site.cache / "engine", progress))
         except EngineError as none:
             if next(connect.endpoints(os.environ)).chosen:
                 raise
@@ -102,26 +102,6 @@ def run(site: Settings) -> None:
         _train(site.cache / "demo", f"Megatron {release}", "--set", f"image={tag}")
     if private:
         print(f"\n{whereabouts(host, site.answer_within)}")
-
-
-@contextmanager
-def any_engine(folder: Path, progress: Progress) -> Iterator[DockerClient]:
-    """The engine that answers, else a private one that lives as long as the block.
-
-    `folder` keeps a private engine's packages and images. Raises EngineError, with what to do,
-    where none answers and none can be started, or where the one the user chose doesn't answer.
-    """
-    try:
-        client = connect.connect(timeout=600)
-    except EngineError as none:
-        reason = private.unsupported()
-        if reason or next(connect.endpoints(os.environ)).chosen:
-            why = f"\n  A private engine can't be started either: {reason}" if reason else ""
-            raise EngineError(none.problem + why, none.remedy) from none
-        with private.private_engine(folder, say=progress.note) as client:
-            yield client
-    else:
-        yield client
 
 
 def _base_ahead(site: Settings, progress: Progress) -> threading.Thread:
@@ -170,7 +150,7 @@ def _fetching(builds: Builds, tag: str, progress: Progress) -> Iterator[None]:
     def fetch_all() -> None:
         with suppress(Exception):
             silent = Progress(io.StringIO())
-            inputs.fetch_all([wanted], builds.matrix, None, builds.site, silent)
+            downloads.fetch_all([wanted], builds.matrix, None, builds.site, silent)
 
     fetching = threading.Thread(target=fetch_all, daemon=True)
     fetching.start()

@@ -272,9 +272,9 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
         def one(node: int) -> str:
             own = [str(node), "--processes-per-node", str(processes[node])]
             own += ["--keep", "9", "--checkpoints", str(saved[node])] if saved else []
-            job = parse([*where, *own, "--", *words[node]], {})
+            ranks = parse([*where, *own, "--", *words[node]], {})
             try:
-                linked = alike.look(job, {}, 0, lambda: False)
+                linked = alike.look(ranks, {}, 0, lambda: False)
             except MismatchError as unlike:
                 return str(unlike)
             assert linked
@@ -331,8 +331,8 @@ def test_a_node_goes_on_alone_where_one_will_do(monkeypatch: pytest.MonkeyPatch)
     """It has no other to send around a ring: the run that went on ended with an IndexError."""
     monkeypatch.setattr(rendezvous, "LAST_CALL_SECONDS", 0)
     where = f"--nodes 2 --fewer 1 --master-addr 127.0.0.1 --master-port {free_port()}".split()
-    job = parse(["--cpu", "--processes-per-node", "1", *where, "--node-rank", "0", "--", "x"], {})
-    linked = alike.look(job, {}, 0, lambda: False)
+    ranks = parse(["--cpu", "--processes-per-node", "1", *where, "--node-rank", "0", "--", "x"], {})
+    linked = alike.look(ranks, {}, 0, lambda: False)
     assert linked
     with closing(linked.rendezvous):
-        assert (linked.job.nodes, linked.job.node_rank) == (1, 0)
+        assert (linked.ranks.nodes, linked.ranks.node_rank) == (1, 0)

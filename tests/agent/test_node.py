@@ -63,9 +63,9 @@ def test_another_nodes_failure_ends_it_once_it_had_time_to_fail_itself(
     (tmp_path / "failed-0").touch()
     (tmp_path / "failed-1").touch()
     words = [sys.executable, "-c", "import time; time.sleep(60)"]
-    assert node.supervise(node.NodeFiles(str(tmp_path), "1", "0"), words, []) == 137
+    assert node.watch_command(node.NodeFiles(str(tmp_path), "1", "0"), words, []) == 137
     ends = [sys.executable, "-c", "import time; time.sleep(1)"]
-    assert node.supervise(node.NodeFiles(str(tmp_path), "2", "0"), ends, []) == 0
+    assert node.watch_command(node.NodeFiles(str(tmp_path), "2", "0"), ends, []) == 0
 
 
 def test_a_question_is_answered_once_by_a_report(tmp_path: Path) -> None:

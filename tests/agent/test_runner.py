@@ -22,9 +22,9 @@ from launcher.agent import runner, start
 from launcher.agent.checkpoints import folders, lineage
 from launcher.agent.ranks import bus, devices, oom
 from launcher.agent.ranks.command_line import (
-    JobRefusal,
     MismatchError,
     NodeRanks,
+    RunnerRefusal,
     free_port,
     parse,
     read_secrets,
@@ -51,7 +51,7 @@ def test_program_is_all_that_follows_the_dashes() -> None:
 
 @table("argv", "reason")
 def test_refusals(argv: list[str], reason: str) -> None:
-    with pytest.raises(JobRefusal, match=reason):
+    with pytest.raises(RunnerRefusal, match=reason):
         job(*argv)
 
 
@@ -515,11 +515,11 @@ def test_options_that_megatron_refuses_are_named_once_the_ranks_have_failed(
     (tmp_path / "validate.py").write_text(f"print({answer!r})")  # a stand-in for the payload's
     (program := tmp_path / "pretrain_gpt.py").write_text("raise SystemExit(3)")
     monkeypatch.setattr(start, "__file__", str(tmp_path / "validate.py"))
-    job = parse(["--cpu", "--processes-per-node", "1", "--", str(program)], {})
-    runner._say_refusal(job, {**os.environ, ASK: "1"})
+    ranks = parse(["--cpu", "--processes-per-node", "1", "--", str(program)], {})
+    runner._say_refusal(ranks, {**os.environ, ASK: "1"})
     told = capfd.readouterr().err
     assert told == (f"runner: {REFUSES}: no such thing (megatron/x.py:7)\n" if refused else "")
-    runner._say_refusal(job, dict(os.environ))
+    runner._say_refusal(ranks, dict(os.environ))
     assert capfd.readouterr().err == ""
 
 

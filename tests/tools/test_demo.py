@@ -15,7 +15,7 @@ import pytest
 
 from launcher.base.screen import Progress
 from launcher.base.settings import settings
-from launcher.images.builder import inputs
+from launcher.images.builder import downloads
 from launcher.images.builder.image import BuildRequest
 from launcher.images.engine import connect
 from launcher.images.engine.private import debian, private
@@ -122,7 +122,7 @@ def test_the_base_is_made_while_an_engine_is_fetched(
 def test_nothing_is_fetched_where_the_image_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     """A second demo asked for 31 packages and a git repository that nothing needed."""
     asked = list[object]()
-    monkeypatch.setattr(inputs, "fetch_all", lambda *_: asked.append(1))
+    monkeypatch.setattr(downloads, "fetch_all", lambda *_: asked.append(1))
     monkeypatch.setattr(demo, "find_image", lambda client, name: {"Id": name})
     with demo._fetching(BUILDS, "cpu", Progress(io.StringIO())):  # type: ignore[arg-type]
         pass
@@ -141,7 +141,7 @@ def test_packages_are_fetched_while_the_base_is_made_and_the_rest_is_shown(
         begun.set()
         go_on.wait(60)
 
-    monkeypatch.setattr(inputs, "fetch_all", fetch_all)
+    monkeypatch.setattr(downloads, "fetch_all", fetch_all)
     progress = Progress(said)
 
     def step(text: str) -> None:
@@ -166,7 +166,7 @@ def test_a_demo_that_fails_or_is_ended_does_not_wait_for_packages(
         holding.append(not threading.current_thread().daemon)
         done.set()
 
-    monkeypatch.setattr(inputs, "fetch_all", fetch_all)
+    monkeypatch.setattr(downloads, "fetch_all", fetch_all)
     with (
         pytest.raises(KeyboardInterrupt),
         demo._fetching(BUILDS, "cpu", Progress(io.StringIO())),  # type: ignore[arg-type]

@@ -116,13 +116,13 @@ def _digest(content: bytes) -> str:
 class LinkedNodes:
     """The nodes, linked: this one's ranks among theirs, and variables by which they find them."""
 
-    job: NodeRanks
+    ranks: NodeRanks
     rendezvous: Rendezvous
     variables: Mapping[str, str]
 
 
 def look(
-    job: NodeRanks,
+    ranks: NodeRanks,
     environ: Mapping[str, str],
     gpus: int,
     stopped: Callable[[], object],
@@ -137,16 +137,16 @@ def look(
     if refusal:  # which the others hear of when they are here
         say(refusal)
     me = {"host": socket.gethostname(), "refusal": refusal}
-    same = {"processes": str(job.processes), **facts(environ, job.program, gpus)}
-    place = (job.node_rank, job.nodes, job.master_addr, job.master_port)
-    seconds = reduction.limit(job.nodes, environ)
-    folders = _shared(job, environ)
-    with ExitStack() as left, _signs(job, folders) as signs:
-        rendezvous = left.enter_context(closing(Rendezvous(*place, say, stopped, job.fewer)))
+    same = {"processes": str(ranks.processes), **facts(environ, ranks.program, gpus)}
+    place = (ranks.node_rank, ranks.nodes, ranks.master_addr, ranks.master_port)
+    seconds = reduction.limit(ranks.nodes, environ)
+    folders = _shared(ranks, environ)
+    with ExitStack() as left, _signs(ranks, folders) as signs:
+        rendezvous = left.enter_context(closing(Rendezvous(*place, say, stopped, ranks.fewer)))
         try:
             rendezvous.join(JOIN_SECONDS)
-            if 0 < job.wanted < rendezvous.nodes:
-                _leave_spares(rendezvous, job, me | {"facts": same}, environ, seconds)
+            if 0 < ranks.wanted < rendezvous.nodes:
+                _leave_spares(rendezvous, ranks, me | {"facts": same}, environ, seconds)
             refused, wrong, signs = rendezvous.exchange(
                 me | {"facts": same, "signs": signs}, judged
             )
@@ -167,27 +167,27 @@ def look(
             variables = _interface(rendezvous.own, environ) if rendezvous.nodes > 1 else {}
             summed = []
             if rendezvous.nodes > 1:
-                summed = reduction.look(rendezvous, variables, cpu=job.cpu, seconds=seconds)
+                summed = reduction.look(rendezvous, variables, cpu=ranks.cpu, seconds=seconds)
             if broken := reduction.broken(summed):
                 if not environ.get(MAY_DIFFER):
                     raise NodesUnreachable(_listed("the nodes get no all-reduce done:", broken))
                 wrong += broken
         except NodeNotNeeded as unneeded:
-            raise (NodeIsSpare if job.wanted else MismatchError)(str(unneeded)) from None
+            raise (NodeIsSpare if ranks.wanted else MismatchError)(str(unneeded)) from None
         except RendezvousFailure as failed:
             raise NodesUnreachable(f"the nodes don't meet: {failed}") from None
         except StopWaiting:
             return None
         left.pop_all()
-    if (warned := [*wrong, *off, *ring.slow(found)]) and job.node_rank == 0:
+    if (warned := [*wrong, *off, *ring.slow(found)]) and ranks.node_rank == 0:
         say(_listed("warning:", warned))
-    job = replace(job, nodes=rendezvous.nodes, node_rank=rendezvous.node)
-    return LinkedNodes(job, rendezvous, variables)
+    ranks = replace(ranks, nodes=rendezvous.nodes, node_rank=rendezvous.node)
+    return LinkedNodes(ranks, rendezvous, variables)
 
 
 def _leave_spares(
     rendezvous: Rendezvous,
-    job: NodeRanks,
+    ranks: NodeRanks,
     mine: Mapping[str, Any],
     environ: Mapping[str, str],
     seconds: float,
@@ -200,11 +200,11 @@ def _leave_spares(
     wrong |= ring.unfit(ring.look(rendezvous))
     if not wrong:
         used = _interface(rendezvous.own, environ)
-        summed = reduction.look(rendezvous, used, cpu=job.cpu, seconds=seconds)
+        summed = reduction.look(rendezvous, used, cpu=ranks.cpu, seconds=seconds)
         wrong = {node: one["why"] for node, one in enumerate(summed) if one["blamed"]}
     wrong.pop(0, None)  # where all meet
     order = sorted(range(rendezvous.nodes), key=lambda node: (node in wrong, node))
-    chosen = sorted(order[: job.wanted])
+    chosen = sorted(order[: ranks.wanted])
     if rendezvous.node == 0:
         left = [node for node in range(rendezvous.nodes) if node not in chosen]
         why = [f"node {node}: {wrong[node]}" for node in left if node in wrong][:MOST]
@@ -240,25 +240,25 @@ def _interface(own: str, environ: Mapping[str, str]) -> dict[str, str]:
     return dict.fromkeys(wrong, used)
 
 
-def _shared(job: NodeRanks, environ: Mapping[str, str]) -> dict[str, Path]:
+def _shared(ranks: NodeRanks, environ: Mapping[str, str]) -> dict[str, Path]:
     """The folders that all nodes share: of checkpoints, and where rank 0 puts the sample index.
 
     Our own programs build that on each node which has none.
     """
     request = lineage.save_request(environ)
-    saved = Path(request.folder) if request else job.checkpoints
-    data = [Path(word).absolute().parent for word in job.program if Path(f"{word}.idx").is_file()]
-    given = [Path(path) for option, path in pairwise(job.program) if option == "--data-cache-path"]
-    theirs = not any(word.startswith("launcher.trainer.") for word in job.program[:2])
+    saved = Path(request.folder) if request else ranks.checkpoints
+    data = [Path(word).absolute().parent for word in ranks.program if Path(f"{word}.idx").is_file()]
+    given = [Path(at) for option, at in pairwise(ranks.program) if option == "--data-cache-path"]
+    theirs = not any(word.startswith("launcher.trainer.") for word in ranks.program[:2])
     index = [*given, *data][:1] if data and theirs else []
     return ({CHECKPOINTS: saved} if saved else {}) | ({INDEX: index[0]} if index else {})
 
 
 @contextmanager
-def _signs(job: NodeRanks, folders: Mapping[str, Path]) -> Iterator[dict[str, str]]:
+def _signs(ranks: NodeRanks, folders: Mapping[str, Path]) -> Iterator[dict[str, str]]:
     """The names of files for the others to see, which the first node writes where it can."""
     name = f".seen-by-all-{os.urandom(8).hex()}"
-    paths = {} if job.node_rank else {w: path.absolute() / name for w, path in folders.items()}
+    paths = {} if ranks.node_rank else {w: path.absolute() / name for w, path in folders.items()}
     try:
         for path in paths.values():
             with suppress(OSError):

@@ -25,25 +25,25 @@ LONGEST_VARIABLE = 128 * 1024
 """Bytes of a variable that the kernel passes on, with its name and an end (MAX_ARG_STRLEN)."""
 
 
-class JobRefusal(Exception):
+class RunnerRefusal(Exception):
     """The ranks can't be started as asked; the text says why and how to mend it."""
 
     code = 2
 
 
-class MismatchError(JobRefusal):
+class MismatchError(RunnerRefusal):
     """What is there doesn't fit: too few GPUs, too old ones, or another run's checkpoints."""
 
     code = 121
 
 
-class NodesUnreachable(JobRefusal):
+class NodesUnreachable(RunnerRefusal):
     """The other nodes can't be met now; another time they may."""
 
     code = 1
 
 
-class NodeIsSpare(JobRefusal):
+class NodeIsSpare(RunnerRefusal):
     """The others are as many as are wanted: this one ends as it should."""
 
     code = 0
@@ -162,14 +162,14 @@ class NodeRanks:
 class DeviceCheck(Thread):
     """Runs `check_devices` beside the ranks' start; `refuse` is called where GPUs are `unfit`."""
 
-    def __init__(self, job: NodeRanks, refuse: Callable[[str], object]) -> None:
+    def __init__(self, ranks: NodeRanks, refuse: Callable[[str], object]) -> None:
         super().__init__(daemon=True)
-        self.job, self.refuse, self.unfit = job, refuse, ""
+        self.ranks, self.refuse, self.unfit = ranks, refuse, ""
         self.start()
 
     def run(self) -> None:
         try:
-            self.job.check_devices()
+            self.ranks.check_devices()
         except MismatchError as found:
             self.unfit = str(found)
             self.refuse(self.unfit)
@@ -209,27 +209,27 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 
 def parse(argv: Sequence[str], environ: Mapping[str, str]) -> NodeRanks:
-    """The job of `argv`, with defaults from `environ`. Raises `JobRefusal` where values clash."""
+    """The ranks of `argv`; `environ` has defaults. Raises `RunnerRefusal` where values clash."""
     end = argv.index("--") if "--" in argv else len(argv)
-    job = NodeRanks(tuple(argv[end + 1 :]), **vars(_parser(environ).parse_args(argv[:end])))
-    if job.program in ((), ("-m",)):
-        raise JobRefusal("no program to run: give a script or -m MODULE after --")
-    if job.processes < 1 or job.nodes < 1:
-        raise JobRefusal("--processes-per-node and --nodes must be at least 1")
-    if not 0 <= job.node_rank < job.nodes:
-        raise JobRefusal(f"--node-rank {job.node_rank} is not in 0..{job.nodes - 1}")
-    if job.nodes > 1 and not (job.master_addr and job.master_port):
-        raise JobRefusal("with several nodes, give --master-addr and --master-port of node 0")
-    if (job.keep is None) != (job.checkpoints is None):
-        raise JobRefusal("--keep and --checkpoints go together")
-    if job.keep is not None and job.keep < 1:
-        raise JobRefusal("--keep must be at least 1")
-    fewer = range(job.wanted, job.nodes) if job.wanted else job.fewer
+    ranks = NodeRanks(tuple(argv[end + 1 :]), **vars(_parser(environ).parse_args(argv[:end])))
+    if ranks.program in ((), ("-m",)):
+        raise RunnerRefusal("no program to run: give a script or -m MODULE after --")
+    if ranks.processes < 1 or ranks.nodes < 1:
+        raise RunnerRefusal("--processes-per-node and --nodes must be at least 1")
+    if not 0 <= ranks.node_rank < ranks.nodes:
+        raise RunnerRefusal(f"--node-rank {ranks.node_rank} is not in 0..{ranks.nodes - 1}")
+    if ranks.nodes > 1 and not (ranks.master_addr and ranks.master_port):
+        raise RunnerRefusal("with several nodes, give --master-addr and --master-port of node 0")
+    if (ranks.keep is None) != (ranks.checkpoints is None):
+        raise RunnerRefusal("--keep and --checkpoints go together")
+    if ranks.keep is not None and ranks.keep < 1:
+        raise RunnerRefusal("--keep must be at least 1")
+    fewer = range(ranks.wanted, ranks.nodes) if ranks.wanted else ranks.fewer
     return replace(
-        job,
-        fewer=tuple(number for number in fewer if 0 < number < job.nodes),
-        master_addr=job.master_addr or "127.0.0.1",
-        master_port=job.master_port or free_port(),
+        ranks,
+        fewer=tuple(number for number in fewer if 0 < number < ranks.nodes),
+        master_addr=ranks.master_addr or "127.0.0.1",
+        master_port=ranks.master_port or free_port(),
     )
 
 

@@ -23,7 +23,7 @@ from launcher.base.errors import BuildError, EngineError, UsageError
 from launcher.base.reference import parse_reference
 from launcher.base.screen import Progress
 from launcher.base.settings import Settings
-from launcher.images.builder.inputs import Commit, RowDownloads
+from launcher.images.builder.downloads import Commit, RowDownloads
 from launcher.images.carry import image_lookup, load, save
 from launcher.images.carry.check import Damage, DamagedError, damaged_files, read_list, read_listing
 from launcher.images.matrix.matrix_file import load_lock, load_matrix

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from launcher.images.oci.image_layers import Layer, LayerEntry
+from launcher.images.oci.image_layers import LayerEntries, LayerEntry
 
 ABSENT = "none"
 
@@ -54,7 +54,7 @@ class Difference:
 
 
 def differences(
-    image: Iterable[Layer], rebuilt: Iterable[Layer], times: bool = True
+    image: Iterable[LayerEntries], rebuilt: Iterable[LayerEntries], times: bool = True
 ) -> list[Difference]:
     """All paths that aren't the same in both images' layers, the most important first.
 

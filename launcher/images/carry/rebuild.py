@@ -27,7 +27,7 @@ from launcher.images.builder.image import OCI, BuildRequest, Builds, BuiltImage
 from launcher.images.carry import compare, image_lookup
 from launcher.images.carry.compare import ABSENT, Difference
 from launcher.images.matrix.schema import Matrix
-from launcher.images.oci.image_layers import Layer, read_layers
+from launcher.images.oci.image_layers import LayerEntries, read_layers
 from launcher.images.oci.inspection import container_of, copy_out, find_image, layers_of, tags_of
 from launcher.images.sources.pins import is_standin
 
@@ -357,7 +357,7 @@ class Comparison:
         self, added: tuple[Sequence[str], Sequence[str]], diffoscope: bool
     ) -> list[Difference]:
         """Print where the added layers part, by file; all differences in what is claimed."""
-        read: dict[str, Layer] = {}
+        read: dict[str, LayerEntries] = {}
         for image, layers in zip((self.image, self.rebuilt), added, strict=True):
             read |= self._read(image, {*layers} - {*read})
         one, other = ([read[layer] for layer in layers] for layers in added)
@@ -373,7 +373,7 @@ class Comparison:
             self.tell("no file differs: layers have them in another order, or in other layers")
         return found
 
-    def _read(self, image: RebuildSubject, wanted: set[str]) -> dict[str, Layer]:
+    def _read(self, image: RebuildSubject, wanted: set[str]) -> dict[str, LayerEntries]:
         """The wanted layers of an image by diff ID."""
         if not wanted:
             return {}
@@ -403,7 +403,7 @@ class Comparison:
                     with target.open("wb") as file:
                         there = copy_out(box, path, file)
                     if not there:
-                        target.unlink()
+                        owned.remove_file(target, Path(folder))
             # Modes and owners are ours; times are those of the copies made here.
             command = ["diffoscope", "--exclude-directory-metadata=recursive", "--text", "-"]
             command += ["image", "rebuilt"]

@@ -1,14 +1,19 @@
-"""Pulls the base image of a row, or makes one that stands in for it."""
+"""Finds or starts an engine; pulls the base image of a row, or makes a stand-in for it."""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher.base.errors import EngineError
 from launcher.base.screen import Progress
 from launcher.base.settings import Settings
-from launcher.images.engine.private import debian
+from launcher.images.engine import connect
+from launcher.images.engine.private import debian, private
 from launcher.images.oci import pull
 from launcher.images.oci.inspection import find_image
 
@@ -18,6 +23,25 @@ if TYPE_CHECKING:
     from launcher.images.matrix.schema import Matrix
 
 STANDIN_NAME = "megatron-standin-base"
+
+
+@contextmanager
+def any_engine(folder: Path, progress: Progress) -> Iterator[DockerClient]:
+    """The engine that answers, else a private one below `folder` that lives as long as the block.
+
+    Raises EngineError where neither is to be had or the chosen one doesn't answer.
+    """
+    try:
+        client = connect.connect(timeout=600)
+    except EngineError as none:
+        reason = private.unsupported()
+        if reason or next(connect.endpoints(os.environ)).chosen:
+            why = f"\n  A private engine can't be started either: {reason}" if reason else ""
+            raise EngineError(none.problem + why, none.remedy) from none
+        with private.private_engine(folder, say=progress.note) as client:
+            yield client
+    else:
+        yield client
 
 
 @dataclass(frozen=True)

@@ -53,20 +53,20 @@ class LayerEntry:
     header: tuple[tuple[str, str], ...] = ()
 
 
-Layer = tuple[tuple[str, LayerEntry], ...]
+LayerEntries = tuple[tuple[str, LayerEntry], ...]
 """A layer's entries in their order, by absolute path."""
 
 
 def read_layers(
     chunks: Iterator[bytes], diff_ids: Sequence[str], known: Collection[str]
-) -> dict[str, Layer]:
+) -> dict[str, LayerEntries]:
     """The layers in a stream of `docker save`, by diff ID, but for those that are `known`.
 
     diff_ids: the image's, lowest first. A known layer is passed over where the stream names it
     before it comes; else it is read like the others, packed or not. One that is packed as Python
     can't read it is left out. Raises EngineError where the stream isn't a whole image.
     """
-    found: dict[str, Layer] = {}
+    found: dict[str, LayerEntries] = {}
     try:
         for member, content in SavedImage(chunks, diff_ids).members():
             if member.diff_id in known or content.peek(1)[:1] == b"{":
@@ -79,7 +79,7 @@ def read_layers(
     return found
 
 
-def read_layer(file: io.BufferedReader) -> tuple[str, Layer]:
+def read_layer(file: io.BufferedReader) -> tuple[str, LayerEntries]:
     """The diff ID and the entries of a layer's tar, which may be packed.
 
     Raises tarfile.ReadError for anything else, Unreadable where what is packed is damaged.

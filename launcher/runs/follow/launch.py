@@ -49,19 +49,8 @@ def start(
 
     Raises UsageError, EngineError and PreflightError before anything is started.
     """
-    array = chosen.tasks
-    how = "slurm.array" if array else "--detach"
-    detach = detach or bool(array)
-    if detach and asked.tie:
-        raise UsageError(f"{how} and --tie contradict each other", "Leave one of them out.")
-    if detach and asked.config.max_restarts:
-        raise UsageError(
-            f"with {how}, no launcher can restart the run",
-            f"Leave {how} out and put the launcher itself in the background, or set "
-            "max_restarts: 0; `launcher attach` then follows the run, and restarts it.",
-        )
-    _check_guard(asked, chosen, detach=detach)
-    if array:
+    refuse_options(asked, chosen, detach=detach)
+    if array := chosen.tasks:
         return _start_array(asked, chosen, array, preflight=preflight)
     stamp = new_stamp()
     assembled = assemble(asked, chosen, stamp)
@@ -130,20 +119,33 @@ def task(asked: RunRequest, number: int) -> RunRequest:
     return replace(asked, config=repeat.as_task(asked.config, number, asked.cwd))
 
 
-def check_start(asked: RunRequest, chosen: Backend, *, preflight: bool) -> None:
+def check_start(asked: RunRequest, chosen: Backend, *, detach: bool, preflight: bool) -> None:
     """Refuse what `start` would, as far as that needs no data. Raises as that does."""
-    _check_guard(asked, chosen, detach=False)
-    assembled = assemble(asked, chosen, new_stamp())
-    with_lineage(assembled.plan, asked, chosen)
-    if preflight and not chosen.scheduled:
-        _preflight(assembled, chosen)
+    refuse_options(asked, chosen, detach=detach)
+    for each in [task(asked, number) for number in chosen.tasks] or [asked]:
+        assembled = assemble(each, chosen, new_stamp())
+        plan = with_lineage(assembled.plan, each, chosen)
+        if plan.checkpoints:
+            _refuse_sharing(plan)
+        if preflight and not chosen.scheduled:
+            _preflight(assembled, chosen)
 
 
-def _check_guard(asked: RunRequest, chosen: Backend, *, detach: bool) -> None:
+def refuse_options(asked: RunRequest, chosen: Backend, *, detach: bool) -> None:
+    """Refuse what needs a launcher that follows the run, where there is none. Raises UsageError."""
+    how = "slurm.array" if chosen.tasks else "--detach" if detach else ""
+    if how and asked.tie:
+        raise UsageError(f"{how} and --tie contradict each other", "Leave one of them out.")
+    if how and asked.config.max_restarts:
+        raise UsageError(
+            f"with {how}, no launcher can restart the run",
+            f"Leave {how} out and put the launcher itself in the background, or set "
+            "max_restarts: 0; `launcher attach` then follows the run, and restarts it.",
+        )
     if asked.config.guard.goes_back:
         from launcher.runs.follow import guard
 
-        guard.check_guard(asked, chosen, detach=detach)
+        guard.check_guard(asked, chosen, detach=bool(how))
 
 
 def _listening(job: Job) -> AbstractContextManager[Sequence[Listener]]:
@@ -359,7 +361,13 @@ class Attempts:
         config = resume.skipping(self.asked.config, guard.passed_over(self.stamp.run))
         asked, save = replace(self.asked, config=config), config.checkpoint.save
         if save and not self.chosen.shares_files:
-            asked = self._unseen(asked)
+            if config.checkpoint.load not in (None, save):  # it would begin from there again
+                raise UsageError(
+                    "checkpoint.load: what the run saved on the engine's machine can't be seen "
+                    "from here, so it isn't started again",
+                    "When it has saved, set checkpoint.load to the folder that it saves to.",
+                )
+            asked = replace(asked, config=resume.from_newest(config))  # the program finds it
         elif save:
             plan = assemble(asked, self.chosen, self.stamp).plan
             assert plan.checkpoints
@@ -370,19 +378,3 @@ class Attempts:
                 tell(f"going on from {newest.folder}")
                 asked = replace(asked, config=resume.from_newest(config))
         return with_lineage(assemble(asked, self.chosen, self.stamp).plan, asked, self.chosen)
-
-    def _unseen(self, asked: RunRequest) -> RunRequest:
-        """What goes on where the engine's machine has the checkpoints: the program finds them.
-
-        Raises UsageError where the run began from another folder, which it would begin from again.
-        """
-        checkpoint = asked.config.checkpoint
-        if checkpoint.load not in (None, checkpoint.save):
-            raise UsageError(
-                "checkpoint.load: what the run saved on the engine's machine can't be seen from "
-                "here, so it isn't started again",
-                "When it has saved, set checkpoint.load to the folder that it saves to.",
-            )
-        from launcher.runs.records import resume
-
-        return replace(asked, config=resume.from_newest(asked.config))

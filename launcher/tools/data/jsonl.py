@@ -10,13 +10,17 @@ import orjson
 
 from launcher.runs.datasets.output import alone, publish, writing
 from launcher.tools.data import ledger, records, sources
-from launcher.tools.data.ledger import JobState, Ledger, Leniency, Report
+from launcher.tools.data.ledger import JobState, Ledger, Leniency, ReportState
 from launcher.tools.data.records import Documents
 from launcher.tools.data.sources import ReadingOptions
 
 
 def convert(
-    inputs: Sequence[str], target: Path, reading: ReadingOptions, leniency: Leniency, report: Report
+    inputs: Sequence[str],
+    target: Path,
+    reading: ReadingOptions,
+    leniency: Leniency,
+    report: ReportState,
 ) -> JobState:
     """Write `target`, which appears when it is complete. Raises as `tokenize.run` does."""
     found = sources.sources(inputs, reading)

@@ -58,7 +58,7 @@ class JobState:
     without: tuple[str, ...] = ()
 
 
-Report = Callable[[JobState], None]
+ReportState = Callable[[JobState], None]
 
 
 def rejects_path(prefix: Path) -> Path:
@@ -73,7 +73,7 @@ class Ledger:
     """
 
     def __init__(
-        self, sources: Sequence[InputPart], prefix: Path, leniency: Leniency, report: Report
+        self, sources: Sequence[InputPart], prefix: Path, leniency: Leniency, report: ReportState
     ) -> None:
         self.sources = sources
         self.leniency = leniency

@@ -15,7 +15,7 @@ from launcher.runs.datasets import indexed, output
 from launcher.runs.datasets.output import OutputBusy
 from launcher.tools.data import contents, sources, tokenize, tokenizers
 from launcher.tools.data.faults import DataError
-from launcher.tools.data.ledger import JobState, Leniency, Report
+from launcher.tools.data.ledger import JobState, Leniency, ReportState
 from launcher.tools.data.sources import InputPart, ReadingOptions
 from launcher.tools.data.tokenize import TokenizeTask
 from launcher.tools.data.tokenizers import TokenizerChoice
@@ -52,7 +52,7 @@ class PreparedText:
             return False
         return True
 
-    def make(self, report: Report) -> JobState | None:
+    def make(self, report: ReportState) -> JobState | None:
         """Tokenize, unless that is done, by another launcher perhaps; then None.
 
         Raises as `tokenize.run` does, and DataError where there is no document, or a text was

@@ -423,9 +423,9 @@ def _decoded(file: IO[bytes], reading: ReadingOptions, newline: str | None) -> I
     return io.TextIOWrapper(file, encoding, errors="surrogateescape", newline=newline)
 
 
-def _gathered(rows: Iterator[tuple[int, tables.Row]], encoding: str) -> Iterator[Block]:
+def _gathered(rows: Iterator[tuple[int, tables.TableRow]], encoding: str) -> Iterator[Block]:
     """Rows with their numbers, as blocks of about the same size."""
-    gathered: list[tables.Row] = []
+    gathered: list[tables.TableRow] = []
     numbers: list[int] = []
     size = 0
     for number, row in rows:

@@ -17,7 +17,7 @@ from launcher.tools.data.faults import EXCERPT, DataError, RecordRefusal, excerp
 from launcher.tools.data.records import BLANK, Block
 from launcher.tools.data.workers import Workers
 
-Row = list[Any] | RecordRefusal
+TableRow = list[Any] | RecordRefusal
 """The values of the keys, or why there are none."""
 
 ROWS, BYTES = 256, 1 << 21
@@ -72,7 +72,7 @@ def too_large(largest: int) -> str:
     return f"more than {largest >> 20} MB, which --max-record raises"
 
 
-def units(text: TextLines, unit: str) -> Iterator[tuple[int, Row]]:
+def units(text: TextLines, unit: str) -> Iterator[tuple[int, TableRow]]:
     """Documents of a text with the line at which each begins; empty ones are none."""
     held = StringIO()  # a list of short lines takes ten times as much
     for number, line in enumerate(text, 1):
@@ -86,13 +86,13 @@ def units(text: TextLines, unit: str) -> Iterator[tuple[int, Row]]:
     yield from _unit(text.line, rest if unit == "file" else rest.removesuffix("\n"))
 
 
-def _unit(line: int, document: str) -> list[tuple[int, Row]]:
+def _unit(line: int, document: str) -> list[tuple[int, TableRow]]:
     return [(line, [document])] if document.strip(BLANK) else []
 
 
 def csv_rows(
     lines: TextLines, keys: Sequence[str], columns: Sequence[str], delimiter: str | None
-) -> Iterator[tuple[int, Row]]:
+) -> Iterator[tuple[int, TableRow]]:
     """The keys' values of each row, with the line at which it begins.
 
     `columns` names the columns of a file whose first row is data. No `delimiter`: a tab, and a
@@ -193,7 +193,7 @@ def parquet(name: str, keys: Sequence[str], largest: int) -> Iterator[tuple[floa
             values = [_values(_column(batch, key)) for key in keys]
             numbers = range(done + 1, done + 1 + batch.num_rows)
             done += batch.num_rows
-            rows: list[Row] = [list(row) for row in zip(*values, strict=True)]
+            rows: list[TableRow] = [list(row) for row in zip(*values, strict=True)]
             if batch.nbytes > largest:
                 rows = [_limited(row, largest) for row in rows]
             yield done / total, Block(rows=rows, numbers=numbers)
@@ -251,7 +251,7 @@ def _sizes(keys: Sequence[str], name: str) -> list[tuple[int, int]]:
     return found
 
 
-def _limited(row: Any, largest: int) -> Row:
+def _limited(row: Any, largest: int) -> TableRow:
     """The row, or why there is none where its texts are too long."""
     texts = (text for value in row for text in (value if isinstance(value, list) else [value]))
     size = sum(len(text) for text in texts if isinstance(text, str))
@@ -288,7 +288,9 @@ def arrow(name: str, keys: Sequence[str], largest: int) -> Iterator[tuple[float,
             for at in range(0, batch.num_rows, few):
                 some = batch.slice(at, few)
                 values = [_values(_column(some, key)) for key in keys]
-                rows: list[Row] = [_limited([*row], largest) for row in zip(*values, strict=True)]
+                rows: list[TableRow] = [
+                    _limited([*row], largest) for row in zip(*values, strict=True)
+                ]
                 yield share, Block(rows=rows, numbers=range(done + 1, done + 1 + some.num_rows))
                 done += some.num_rows
 

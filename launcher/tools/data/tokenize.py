@@ -21,7 +21,7 @@ from launcher.runs.datasets.indexed import IndexedOutput
 from launcher.runs.datasets.output import publish, writing
 from launcher.tools.data import ledger, records, sources, tokenizers
 from launcher.tools.data.faults import DataError, RecordRefusal
-from launcher.tools.data.ledger import JobState, Ledger, Leniency, Report
+from launcher.tools.data.ledger import JobState, Ledger, Leniency, ReportState
 from launcher.tools.data.records import Block
 from launcher.tools.data.sources import Position, ReadingOptions
 from launcher.tools.data.tokenizers import Tokenizer, TokenizerChoice
@@ -66,7 +66,7 @@ def outputs(job: TokenizeTask) -> list[Path]:
     return [Path(f"{job.prefix}_{key}_document") for key in job.reading.keys]
 
 
-def run(job: TokenizeTask, report: Report, check: Report = lambda done: None) -> JobState:
+def run(job: TokenizeTask, report: ReportState, check: ReportState = lambda done: None) -> JobState:
     """Tokenize, reporting after each block; the outputs appear when all of it is written.
 
     `check` is called before they do, and keeps them away by what it raises.

@@ -12,7 +12,7 @@ OWN_PATH = re.compile(r"[^:]*/(standin|launcher-import-\w+)/bin:")
 STARTER = re.compile(r"(?:exec )?'?(\S*/(?:torchrun|deepspeed|accelerate|python[\d.]*))(?: |$)")
 MOST_WORDS = 5000
 MOST_TRACED = 100_000
-Place = tuple[int, int]
+PartPlace = tuple[int, int]
 """The number of a command, and that of one of its parts."""
 
 
@@ -77,12 +77,12 @@ def traced_places(trace: list[tuple[int, str]]) -> list[tuple[int, str, int]]:
 
 def differing_parts(
     commands: Sequence[ScriptCommand], others: Sequence[ScriptCommand], *, lost: bool = True
-) -> set[Place]:
+) -> set[PartPlace]:
     """The parts that differ in the likest command of another run that stands on the same line.
 
     All parts of a command that isn't there differ, where `lost`.
     """
-    left, found = list(others), set[Place]()
+    left, found = list(others), set[PartPlace]()
     for number, command in enumerate(commands):
         fit = [one for one in left if (one.line, one.name) == (command.line, command.name)]
         twin = min(

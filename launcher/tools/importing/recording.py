@@ -13,7 +13,7 @@ from launcher.base.errors import UsageError
 from launcher.tools.importing import placeholders
 from launcher.tools.importing.commands import (
     Omission,
-    Place,
+    PartPlace,
     Report,
     ScriptCommand,
     ScriptRun,
@@ -264,14 +264,17 @@ class Recorder(Report):
 
     # What depends on what
 
-    def _causes(self, run: ScriptRun, other: ScriptRun, world: World) -> dict[Place, list[str]]:
+    def _causes(self, run: ScriptRun, other: ScriptRun, world: World) -> dict[PartPlace, list[str]]:
         """What each part depends on that differs: one value is another, each, in a further run.
 
         A part that shows names is left without, and one that is another on another node has RANK.
         """
         if len(run.commands) != len(other.commands):
             self.tell(1, "how many commands it runs depends on what isn't given")
-        differing, causes = differing_parts(run.commands, other.commands), dict[Place, list[str]]()
+        differing, causes = (
+            differing_parts(run.commands, other.commands),
+            dict[PartPlace, list[str]](),
+        )
         if world.numeric and world.second != LARGE:  # 24 % N is 0 with 8 and with 1
             third = self._run(replace(world, changed="", second=LARGE))
             differing |= differing_parts(run.commands, third.commands, lost=False)
@@ -296,7 +299,9 @@ class Recorder(Report):
                     causes.setdefault(place, []).append(name)
         return {place: causes.get(place, []) for place in differing}
 
-    def _marked(self, run: ScriptRun, causes: Mapping[Place, list[str]]) -> Iterator[ScriptCommand]:
+    def _marked(
+        self, run: ScriptRun, causes: Mapping[PartPlace, list[str]]
+    ) -> Iterator[ScriptCommand]:
         """The run's commands, each word marked that depends on what isn't known."""
         for number, command in enumerate(run.commands):
             marked = list[Word]()

@@ -34,13 +34,13 @@ STAGE_OF = {
 }
 """The stage by the first word of what a build says that it does."""
 
-Tell = Callable[[Mapping[str, Any]], None]
+TellResult = Callable[[Mapping[str, Any]], None]
 
 
 class Stages(Progress):
     """A build's progress, which reports each new stage."""
 
-    def __init__(self, tell: Tell, stream: TextIO | None = None) -> None:
+    def __init__(self, tell: TellResult, stream: TextIO | None = None) -> None:
         super().__init__(stream)
         self.tell = tell
         self.stage = ""
@@ -60,7 +60,7 @@ class Stages(Progress):
             self.tell({"stage": stage})
 
 
-def examine(asked: Mapping[str, Any], tell: Tell) -> Mapping[str, Any]:
+def examine(asked: Mapping[str, Any], tell: TellResult) -> Mapping[str, Any]:
     """Build, ask and train in the image of a cell; the fields of its Result.
 
     asked: tag, megatron, checkout, base, builder, gpus, seconds (for a training run), train

@@ -27,7 +27,7 @@ LARGEST_MICRO = 64
 MOST_TENSOR = 8
 """Processes that split a layer: no more than the GPUs of one machine, over their fast links."""
 
-Changes = Mapping[str, object]
+SettingChanges = Mapping[str, object]
 """Values by dotted keys of a run file; None takes a key out."""
 
 
@@ -67,7 +67,7 @@ class Space:
         """How the setting is spread over the processes."""
         return layout.layout(self.of(setting), self.processes)
 
-    def changed(self, setting: Setting, changes: Changes) -> Setting:
+    def changed(self, setting: Setting, changes: SettingChanges) -> Setting:
         """The setting with further changes; what is as given isn't one."""
         every = {**dict(setting.changes), **changes}
         kept = {key: value for key, value in every.items() if not self._is_given(key, value)}
@@ -91,11 +91,11 @@ class Space:
             return f"needs about {needed.total / 1e9:.1f} GB of {self.total / 1e9:.1f}"
         return ""
 
-    def axes(self) -> dict[str, list[Changes]]:
+    def axes(self) -> dict[str, list[SettingChanges]]:
         """What may be changed: each axis with its values, of which one is as given."""
         on_gpus, upstream = self.config.gpus != "0", self.config.program == UPSTREAM
         world = self.processes * self.config.nodes.count
-        found: dict[str, list[Changes]] = {
+        found: dict[str, list[SettingChanges]] = {
             "precision": list(self._precisions()),
             "micro-batch": list(self._micro_batches()),
             "layout": list(self._layouts(world)),
@@ -109,7 +109,7 @@ class Space:
         }
         return {name: values for name, values in found.items() if len(values) > 1}
 
-    def _micro_batches(self) -> Iterator[Changes]:
+    def _micro_batches(self) -> Iterator[SettingChanges]:
         training = self.config.training
         whole, given = training.global_batch_size, training.micro_batch_size
         if whole and isinstance(given, int):
@@ -117,16 +117,16 @@ class Space:
                 if size <= max(LARGEST_MICRO, given):
                     yield {MICRO: size}
 
-    def _kernels(self) -> list[Changes]:
+    def _kernels(self) -> list[SettingChanges]:
         """Ours for layers like GPT-2's, which were made on an H100, or what torch compiles."""
         return [{KERNELS: None}, {KERNELS: "0"}] if like_gpt2(self.config) else []
 
-    def _sharing(self) -> list[Changes]:
+    def _sharing(self) -> list[SettingChanges]:
         """How replicas share their gradients; the distributed optimizer is for GPUs."""
         known = SHARING if self.config.program == UPSTREAM else OURS_SHARING
         return known if self.config.gpus != "0" else known[:2]
 
-    def _recomputing(self, upstream: bool) -> list[Changes]:
+    def _recomputing(self, upstream: bool) -> list[SettingChanges]:
         """Where it is given, or the smallest micro-batch doesn't fit without; ours is full."""
         given = {name for name in self.config.megatron_args if name.startswith("recompute")}
         if not (given or self.why_not(self.changed(Setting(), {MICRO: 1}))):
@@ -134,14 +134,14 @@ class Space:
         kinds = (None, "selective", "full") if upstream else (None, "full")
         return [_recompute(kind) for kind in kinds]
 
-    def _precisions(self) -> Iterator[Changes]:
+    def _precisions(self) -> Iterator[SettingChanges]:
         training = self.config.training
         halved = training.fp16 or training.bf16
         if self.any_precision and halved and self.capability and self.capability >= BF16:
             yield {"training.bf16": True, "training.fp16": None}
             yield {"training.fp16": True, "training.bf16": None}
 
-    def _layouts(self, world: int) -> Iterator[Changes]:
+    def _layouts(self, world: int) -> Iterator[SettingChanges]:
         """Each tensor × pipeline, with the vocabulary padded as it is given."""
         given = layout.layout(self.config, self.processes)
         parallel, padded = self.config.parallel, self.config.model.make_vocab_size_divisible_by
@@ -160,7 +160,7 @@ class Space:
                     VIRTUAL: virtual if pipeline == given.pipeline else None,
                 }
 
-    def _fusions(self) -> list[Changes]:
+    def _fusions(self) -> list[SettingChanges]:
         """What is turned off for want of Apex or Transformer Engine: without, a run just ends."""
         off = [key for key in FUSIONS if self.config.megatron_args.get(key.partition(".")[2])]
         local = self.config.megatron_args.get("transformer_impl") == "local"
@@ -175,7 +175,7 @@ def like_gpt2(config: RunConfig) -> bool:
     return not known.swiglu and known.position_embedding_type in (None, "learned_absolute")
 
 
-def _recompute(granularity: str | None) -> Changes:
+def _recompute(granularity: str | None) -> SettingChanges:
     full = granularity == "full"
     return {
         "megatron_args.recompute_activations": None,
@@ -193,7 +193,7 @@ FUSIONS = tuple(
 )
 
 
-def _share(distributed: bool, overlap: bool, *names: str) -> Changes:
+def _share(distributed: bool, overlap: bool, *names: str) -> SettingChanges:
     both = {"use_distributed_optimizer": distributed, "overlap_grad_reduce": overlap}
     both |= dict.fromkeys(names, distributed)
     return {f"parallel.{name}": True if on else None for name, on in both.items()}
@@ -206,7 +206,9 @@ SHARING = [
 OURS_SHARING = [_share(shared, overlap) for shared in (False, True) for overlap in (False, True)]
 
 
-def combinations(space: Space, start: Setting, axes: Sequence[list[Changes]]) -> list[Setting]:
+def combinations(
+    space: Space, start: Setting, axes: Sequence[list[SettingChanges]]
+) -> list[Setting]:
     """All settings that these axes give together, as far as they can work."""
     found = [start]
     for axis in axes:

@@ -13,6 +13,7 @@ from launcher.base.errors import UsageError
 from launcher.base.install import install
 from launcher.base.settings import PACKAGE
 from launcher.runs.checks import fit
+from launcher.runs.checks.fit import Changes
 from launcher.runs.checks.machine import Gpu
 from launcher.runs.plan import layout, program_options
 from launcher.runs.records import resume
@@ -25,7 +26,6 @@ SCHEMA = PACKAGE / "presets/run.schema.json"
 HEADER = "# yaml-language-server: $schema="
 """How the line begins by which editors know what may be in the file."""
 
-Changes = dict[str, object]
 SECTIONS = ("training", "parallel", "model", "megatron_args")
 """Of a run file what a fit may change."""
 

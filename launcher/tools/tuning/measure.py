@@ -23,7 +23,7 @@ from launcher.runs.plan.job import Backend
 from launcher.runs.records import metrics, record
 from launcher.runs.runfile.config import RunConfig
 from launcher.tools.tuning import rate
-from launcher.tools.tuning.candidates import WORKERS, Changes, Setting
+from launcher.tools.tuning.candidates import WORKERS, Setting, SettingChanges
 from launcher.tools.tuning.search import Measurement, as_line, of_lines
 
 LINES = 5
@@ -79,7 +79,7 @@ LONGEST_QUOTE = 100
 PORT = "the port is taken"
 """As the table of known failures calls it."""
 
-Tell = Callable[[str], None]
+TellLine = Callable[[str], None]
 """Shows how far a measurement is."""
 
 
@@ -135,9 +135,9 @@ class Runs:
         name: str,
         words: Sequence[str],
         rest: Sequence[str],
-        given: Changes,
+        given: SettingChanges,
         until: float,
-        tell: Tell,
+        tell: TellLine,
     ) -> None:
         self.name, self.words, self.rest, self.given = name, words, rest, given
         self.until, self.tell = until, tell
@@ -177,7 +177,9 @@ class Runs:
         known = _of_steps(setting) in self.compiled
         return self.last + (0.0 if known else SPARE * self.compiling)
 
-    def _run(self, setting: Setting, until: float, more: Changes | None = None) -> Measurement:
+    def _run(
+        self, setting: Setting, until: float, more: SettingChanges | None = None
+    ) -> Measurement:
         """A run, ended once its log shows what a step takes, and at the latest `until` then."""
         argv, self.spent = self._argv(setting, more or {}), 0.0
         steps, mib, tail, ended = list[metrics.TrainingStep](), list[float](), list[str](), False
@@ -220,7 +222,7 @@ class Runs:
             return Measurement(setting, None, None, OVER)
         return Measurement(setting, None, None, *_why(tail, process.returncode))
 
-    def _argv(self, setting: Setting, more: Changes) -> list[str]:
+    def _argv(self, setting: Setting, more: SettingChanges) -> list[str]:
         keys = {**self.given, **dict(setting.changes), **more}
         sets = [word for key, value in keys.items() for word in ("--set", _set(key, value))]
         argv = [sys.executable, "-m", "launcher", "run", *self.words, *sets, "--tie"]

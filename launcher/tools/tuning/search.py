@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from launcher.tools.tuning.candidates import Changes, Setting, Space, combinations
+from launcher.tools.tuning.candidates import Setting, SettingChanges, Space, combinations
 
 TOGETHER = ("micro-batch", "precision", "layout", "recomputing")
 """Axes that bear on each other, and on whether the model fits: predicted together."""
@@ -35,7 +35,7 @@ class Measurement:
     cure: str = ""
 
 
-Measure = Callable[[Setting], Measurement | None]
+MeasureSetting = Callable[[Setting], Measurement | None]
 """Measures a setting, or knows what it took; None where there is no more time for it."""
 
 Predicted = Callable[[Setting], float | None]
@@ -51,7 +51,7 @@ class Search:
     those for which there was no time: another one, for which nothing is compiled, may take less."""
 
     def __init__(
-        self, space: Space, predicted: Predicted, measure: Measure, names: Sequence[str] = ()
+        self, space: Space, predicted: Predicted, measure: MeasureSetting, names: Sequence[str] = ()
     ) -> None:
         """`names` are those of the axes to search, all where none is given."""
         self.space, self.predicted, self.measure = space, predicted, measure
@@ -117,7 +117,7 @@ class Search:
         """Go along each axis from the best; whether one of them was faster."""
         return any([self._along(name, values) for name, values in self.axes.items()])
 
-    def _along(self, name: str, values: list[Changes]) -> bool:
+    def _along(self, name: str, values: list[SettingChanges]) -> bool:
         """Try what the axis has beside the best, the next micro-batches alone; whether one won."""
         assert self.best
         here = self.best.setting

@@ -12,7 +12,7 @@ from launcher.base import files, yamlfile
 from launcher.runs.runfile import origins
 from launcher.runs.runfile.config import RunConfig
 from launcher.runs.runfile.origins import Override
-from launcher.tools.tuning.candidates import Changes
+from launcher.tools.tuning.candidates import SettingChanges
 
 
 def write(
@@ -20,7 +20,7 @@ def write(
     name: str,
     config: RunConfig,
     laid: Sequence[Override],
-    changes: Changes,
+    changes: SettingChanges,
     lines: Sequence[str],
 ) -> None:
     """Write the run file `name` with what is laid over it and the changes, below `lines`.
@@ -35,7 +35,7 @@ def write(
     files.write_new(target, headed(text, [f"Tuned by `launcher tune {name}`:", *lines]))
 
 
-def changed(text: str, changes: Changes, wanted: RunConfig) -> str:
+def changed(text: str, changes: SettingChanges, wanted: RunConfig) -> str:
     """`text`, a run file, with the changes in it, every other line as it was.
 
     Where that doesn't give what is `wanted`, as with anchors, the whole is written anew.

@@ -17,7 +17,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from launcher.trainer.fast.kernels import layer_kernels as kernels
 from launcher.trainer.fast.kernels import tokens as of_tokens
 
-Place = Callable[[Any], Tensor | None]
+PlaceOf = Callable[[Any], Tensor | None]
 """Where a parameter's gradient is to be written, if anywhere."""
 
 
@@ -29,7 +29,7 @@ class Gradients:
 
     def __init__(self, layers: int) -> None:
         self.layers = layers
-        self.place: Place = {}.get  # of none
+        self.place: PlaceOf = {}.get  # of none
         self.kept: dict[tuple[int, ...], Tensor] = {}
         self.rows_summed: tuple[Tensor, Tensor] | None = None
         self.forget()
@@ -38,7 +38,7 @@ class Gradients:
         """Drop what is left of a step, which may have failed."""
         self.summed: dict[tuple[int, ...], list[Any]] = {}
 
-    def write(self, place: Place) -> None:
+    def write(self, place: PlaceOf) -> None:
         """Write them to their places from now on."""
         self.place = place
 

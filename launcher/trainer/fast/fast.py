@@ -18,7 +18,7 @@ from launcher.agent import compat, words
 from launcher.agent.ranks.exit_codes import RunError
 from launcher.trainer.fast import memsets
 from launcher.trainer.gpt.arguments import RankLayout
-from launcher.trainer.gpt.training import Outcome
+from launcher.trainer.gpt.training import StepOutcome
 
 WARM_UP = 3
 """Steps before a capture: torch asks for some, so that what is made once is made outside."""
@@ -196,7 +196,7 @@ class GraphedStep:
     def __init__(
         self,
         path: FastPath,
-        body: Callable[[Batches | None], Outcome],
+        body: Callable[[Batches | None], StepOutcome],
         plain: Callable[[str], None],
         say: Callable[[str], None],
         micro_batches: int,
@@ -205,9 +205,9 @@ class GraphedStep:
         self.micro_batches, self.calls = micro_batches, 0
         self.inputs: list[dict[str, torch.Tensor]] = []
         self.graph: torch.cuda.CUDAGraph | None = None
-        self.outcome: Outcome = (None, None, None)
+        self.outcome: StepOutcome = (None, None, None)
 
-    def __call__(self, batches: Batches | None) -> Outcome:
+    def __call__(self, batches: Batches | None) -> StepOutcome:
         """One step, on the next micro-batches."""
         if batches is not None:
             self._fill([next(batches) for _ in range(self.micro_batches)])
@@ -234,7 +234,7 @@ class GraphedStep:
         """Those of this step; None in the middle of a pipeline."""
         return iter(self.inputs) if self.inputs else None
 
-    def _first(self) -> Outcome:
+    def _first(self) -> StepOutcome:
         self.say(f"{words.COMPILING}: the first takes some time")
         began = time.perf_counter()
         try:

@@ -16,7 +16,7 @@ from launcher.trainer.fast.tensor_parallel import AlikeGradients
 from launcher.trainer.gpt import model, optimizer
 from launcher.trainer.gpt.arguments import RankLayout
 from launcher.trainer.gpt.step_report import say
-from launcher.trainer.gpt.training import Outcome, Trainer
+from launcher.trainer.gpt.training import StepOutcome, Trainer
 
 
 class FastTrainer(Trainer):
@@ -124,7 +124,7 @@ class FastTrainer(Trainer):
             super().run()
         self.fast_step.release()
 
-    def step(self, batches: Any) -> Outcome:
+    def step(self, batches: Any) -> StepOutcome:
         """One step: its loss (on the last stage), whether it was taken, the gradient's norm."""
         return self.fast_step(batches) if self.path.compiled else super().step(batches)
 

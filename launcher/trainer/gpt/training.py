@@ -41,7 +41,7 @@ ASKED = "asked to by a signal"
 FAST = "launcher.trainer.fast"
 """The package with the fast path, which the payload may lack."""
 
-Outcome = tuple[torch.Tensor | None, Any, Any]
+StepOutcome = tuple[torch.Tensor | None, Any, Any]
 """A step's loss, fp32 [], whether it was taken, and the gradient's norm: until the next one."""
 
 
@@ -231,7 +231,7 @@ class Trainer:
             return ASKED
         return "--exit-interval" if self._is_due(self.arguments.exit_interval) else ""
 
-    def step(self, batches: Any) -> Outcome:
+    def step(self, batches: Any) -> StepOutcome:
         """One step: its loss (on the last stage), whether it was taken, the gradient's norm."""
         self._zero()
         self.optimizer.zero_grad()

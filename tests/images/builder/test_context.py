@@ -13,7 +13,7 @@ import tarfile
 import tempfile
 import zipfile
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from importlib import metadata
 from pathlib import Path
 
@@ -25,8 +25,9 @@ from hypothesis import strategies as st
 from launcher.base.errors import BuildError
 from launcher.base.settings import Settings
 from launcher.images.builder import compilers, context, stage
-from launcher.images.matrix.matrix_file import load_lock
+from launcher.images.matrix.matrix_file import load_lock, load_matrix
 from launcher.images.sources import fetch, megatron_source
+from launcher.images.sources.extensions import ExtensionSource
 
 from .conftest import commit_all
 from .made import BASE, RECIPE, inputs_of
@@ -111,21 +112,38 @@ def expected(checkout: Path, tmp_path: Path) -> str:
 
 
 def test_each_input_is_in_the_key_and_in_the_context(checkout: Path, tmp_path: Path) -> None:
-    given = inputs(checkout)
+    """A field of Inputs that no key has would give one image's key to another."""
+    given, matrix, lock = inputs(checkout), load_matrix(), load_lock()
     patch = tmp_path / "01.patch"
     patch.write_text("x")
     helpers = given.recipe.named.model_copy(update={"extension": "other"})
+    name = next(iter(lock.extensions))
+    compiled = ExtensionSource(name, matrix.extensions[name], lock.extensions[name], {})
+    changes: dict[str, list[object]] = {
+        "recipe": [
+            replace(given.recipe, pins={}),
+            replace(given.recipe, named=helpers),
+            replace(given.recipe, platform="linux/arm64"),
+        ],
+        "dockerfile": ["FROM other\n"],
+        "base": [replace(BASE, digest="sha256:other")],
+        "builder": [replace(BASE, digest="sha256:other")],
+        "source": [
+            replace(given.source, identity="other"),
+            replace(given.source, epoch=1),
+            replace(given.source, release="0.9.5"),
+        ],
+        "patches": [(patch,)],
+        "interpreter": [Path("/cache/sha256/python.tar.zst")],
+        "extensions": [(compiled,)],
+        "architectures": ["90"],
+        "labels": [{"a": "b"}],
+    }
+    assert [*changes] == [each.name for each in fields(context.Inputs)]
     others = [
-        replace(given, dockerfile="FROM other\n"),
-        replace(given, base=replace(BASE, digest="sha256:other")),
-        replace(given, builder=replace(BASE, digest="sha256:other")),
-        replace(given, source=replace(given.source, identity="other")),
-        replace(given, source=replace(given.source, epoch=1)),
-        replace(given, source=replace(given.source, release="0.9.5")),
-        replace(given, patches=(patch,)),
-        replace(given, recipe=replace(given.recipe, pins={})),
-        replace(given, recipe=replace(given.recipe, named=helpers)),
-        replace(given, recipe=replace(given.recipe, platform="linux/arm64")),
+        replace(given, **{name: value})  # type: ignore[arg-type]
+        for name, values in changes.items()
+        for value in values
     ]
     with tarfile.open(fileobj=io.BytesIO(packed(given, tmp_path / "one"))) as tar:
         names = set(tar.getnames())

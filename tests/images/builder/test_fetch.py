@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import ast
 import hashlib
+import inspect
 import io
 import subprocess
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,7 +19,7 @@ from launcher import cli
 from launcher.base.errors import BuildError, EngineError, UsageError
 from launcher.base.screen import Progress
 from launcher.base.settings import Settings
-from launcher.images.builder import inputs
+from launcher.images.builder import downloads, image
 from launcher.images.builder.image import BuildRequest
 from launcher.images.engine import connect
 from launcher.images.matrix.matrix_file import load_lock, load_matrix
@@ -229,17 +232,35 @@ def test_a_row_that_fails_keeps_no_other_from_being_fetched(
     ]
     out = io.StringIO()
     images: Any = StandInImages()
-    fetched, failed = inputs.fetch_all(rows, MATRIX, images, empty_site, Progress(out))
+    fetched, failed = downloads.fetch_all(rows, MATRIX, images, empty_site, Progress(out))
     assert [one.recipe for one in fetched] == [CPU]
     assert fetched[0].files == (tmp_path / "a.whl", tmp_path / "b.tar.gz")
     assert list(fetched[0].images) == [*CPU.images]
     codes = [(row.tag, error.exit_code) for row, error in failed]
     assert codes == [("24.10", 122), ("cpu", 125), ("cpu", 2)]
     assert "24.10: 10 Python packages: failed" in out.getvalue()
-    without, _ = inputs.fetch_all(
+    without, _ = downloads.fetch_all(
         [(CPU, BuildRequest("cpu"))], MATRIX, None, empty_site, Progress(out)
     )
     assert without[0].images == {}
+
+
+def downloads_of(module: ModuleType) -> set[Callable[..., object]]:
+    """The functions of images/sources that a module calls, and that take a site: these download."""
+    words = [ast.unparse(node) for node in ast.walk(ast.parse(inspect.getsource(module)))]
+    return {
+        function
+        for name, own in vars(module).items()
+        if getattr(own, "__name__", "").startswith("launcher.images.sources.")
+        for attribute, function in inspect.getmembers(own, inspect.isfunction)
+        if f"{name}.{attribute}" in words and "site" in inspect.signature(function).parameters
+    }
+
+
+def test_what_a_build_downloads_is_fetched_ahead() -> None:
+    """`launcher fetch --output` would carry too little to a site without internet."""
+    assert fetch.wheels in downloads_of(image)
+    assert downloads_of(image) <= downloads_of(downloads)
 
 
 def test_a_commit_is_named_by_its_publisher_s_url(
@@ -251,11 +272,13 @@ def test_a_commit_is_named_by_its_publisher_s_url(
     monkeypatch.setattr(fetch, "wheels", lambda *_: [])
     monkeypatch.setattr(megatron_source, "from_git", lambda *_: found)
     site = replace(empty_site, git_mirror="https://mirror.example/")
-    (one,), _ = inputs.fetch_all(
+    (one,), _ = downloads.fetch_all(
         [(row, BuildRequest("24.10"))], MATRIX, None, site, Progress(io.StringIO())
     )
     assert one.commits == (
-        inputs.Commit("https://github.com/NVIDIA/Megatron-LM.git", row.locked.git.commit, tmp_path),
+        downloads.Commit(
+            "https://github.com/NVIDIA/Megatron-LM.git", row.locked.git.commit, tmp_path
+        ),
     )
 
 
@@ -274,11 +297,11 @@ def test_wheels_are_for_the_engine_whose_images_are_fetched(
     engine = SimpleNamespace(version=lambda: {"Os": "linux", "Arch": "arm64"})
     fetched: list[str] = []
 
-    def fetch_all(rows: list[inputs.Wanted], *_: object) -> tuple[list[Any], list[Any]]:
+    def fetch_all(rows: list[downloads.Wanted], *_: object) -> tuple[list[Any], list[Any]]:
         fetched.extend(one.platform for one, _ in rows)
         return [], []
 
     monkeypatch.setattr(connect, "connect", lambda timeout: engine)
-    monkeypatch.setattr(inputs, "fetch_all", fetch_all)
+    monkeypatch.setattr(downloads, "fetch_all", fetch_all)
     assert cli.main(["fetch", *options]) == 0
     assert fetched == platforms

@@ -17,7 +17,7 @@ import pytest
 
 from launcher.base.errors import BuildError, EngineError, LauncherError, UsageError
 from launcher.base.settings import Settings
-from launcher.images.builder.inputs import Commit, RowDownloads
+from launcher.images.builder.downloads import Commit, RowDownloads
 from launcher.images.carry import bundle, image_lookup, save
 from launcher.images.carry.check import DamagedError
 from launcher.images.carry.load import load

@@ -28,7 +28,7 @@ from launcher.images.builder.image import OCI, BuiltImage
 from launcher.images.carry import compare, rebuild
 from launcher.images.carry.compare import Difference
 from launcher.images.matrix.matrix_file import load_matrix
-from launcher.images.oci.image_layers import Layer, LayerEntry, read_layer, read_layers
+from launcher.images.oci.image_layers import LayerEntries, LayerEntry, read_layer, read_layers
 from tests.e2e.site import program
 
 from .conftest import FORMS, Engine, sha256
@@ -253,7 +253,7 @@ def folder(name: str) -> tuple[tarfile.TarInfo, bytes]:
     return member(name, type=tarfile.DIRTYPE, mode=0o755), b""
 
 
-def layer(*members: tuple[tarfile.TarInfo, bytes]) -> Layer:
+def layer(*members: tuple[tarfile.TarInfo, bytes]) -> LayerEntries:
     return read_layer(io.BufferedReader(io.BytesIO(tarred(*members))))[1]
 
 
@@ -270,7 +270,7 @@ def saving(form: str, contents: list[bytes], packed: Callable[[bytes], bytes] = 
     return engine
 
 
-def layers_of(engine: Engine, known: int = 0) -> dict[str, Layer]:
+def layers_of(engine: Engine, known: int = 0) -> dict[str, LayerEntries]:
     diff_ids = engine.find("image:1").diff_ids
     return read_layers(engine.save("image:1", 1000), diff_ids, diff_ids[:known])
 

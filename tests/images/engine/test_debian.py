@@ -21,7 +21,6 @@ from launcher.base.settings import ROOT
 from launcher.images.engine import connect
 from launcher.images.engine.private import debian, packages, private
 from launcher.images.matrix.matrix_file import load_matrix
-from launcher.tools.demo import TAGS
 from tests.e2e.site import program
 from tests.images.carry.conftest import Engine
 from tools import demo
@@ -70,7 +69,7 @@ def test_the_layer_is_made_before_there_is_a_venv(
     debian.make_layer(tmp_path, print)
     monkeypatch.setattr(debian, "_bootstrap", None)
     debian.make_layer(tmp_path, pytest.fail)
-    python = load_matrix().rows[TAGS[-1]].python  # of the base that the demo makes first
+    python = load_matrix().rows["cpu"].python  # of the base that the demo makes first
     assert debian.debian_base(client, "base:x", debian.STANDIN_EPOCH, python, cache=tmp_path)
     debian.make_layer(tmp_path, pytest.fail)
     assert [path.suffix for path in tmp_path.iterdir()] == [".tar"]

@@ -26,7 +26,6 @@ from launcher.images.oci.oci_layout import sha256
 from launcher.images.oci.pull import classify, describe_pull_failure, unpullable
 from launcher.images.oci.registry import PLATFORM, address_of, resolve
 from launcher.images.sources.pins import digest_at
-from launcher.tools.news.repository import tags
 from tests.e2e.site import program
 from tests.images.oci import fake_registry
 from tests.images.oci.fake_registry import (
@@ -100,15 +99,6 @@ def test_a_size_that_is_a_lie_is_refused(fake: Fake, lie: str) -> None:
         resolve(f"{fake.reference}:1", layers=True)
     if lie == "layer":
         resolve(f"{fake.reference}:1")
-
-
-def test_a_list_of_tags_without_end_is_refused(fake: Fake) -> None:
-    """Else a registry that names the same next page again and again is asked for ever."""
-    page = b'{"tags": ["1"]}'
-    head = f"HTTP/1.0 200 OK\r\nLink: </v2/x?n=1&last=1>; rel=next\r\nContent-Length: {len(page)}"
-    fake.raw["tags/list"] = f"{head}\r\n\r\n".encode() + page
-    with pytest.raises(EngineError, match="lists its tags on more than 100 pages"):
-        tags(fake.reference)
 
 
 def test_another_platform_is_refused_by_name(fake: Fake) -> None:

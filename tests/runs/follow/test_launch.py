@@ -13,6 +13,7 @@ from typing import Any, cast
 
 import pytest
 
+from launcher import api
 from launcher.agent.checkpoints import folders, lineage
 from launcher.agent.checkpoints.folders import CheckpointFolder
 from launcher.base.errors import EngineError, UsageError
@@ -263,7 +264,7 @@ def test_a_folder_with_another_runs_checkpoints_is_refused(theirs: Path, finetun
         plan_of(wanted)
     assert ("finetune" if finetune else "checkpoint.load=") in refused.value.remedy
     with pytest.raises(UsageError, match="iter_0000009 is run aaaaaaaa's"):
-        launch.check_start(wanted, cast(Any, NO_GPUS), preflight=False)
+        launch.check_start(wanted, cast(Any, NO_GPUS), detach=False, preflight=False)
 
 
 def test_what_names_the_folder_to_load_from_goes_on(theirs: Path, tmp_path: Path) -> None:
@@ -483,6 +484,37 @@ def test_a_dry_run_says_that_the_text_will_be_tokenized(
     assert not (tmp_path / "cache").exists()
     prefix.make(lambda done: None)
     assert "data.text" not in run(tmp_path, *command)[2]
+
+
+@pytest.mark.usefixtures("runs")
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (("--detach", "--tie"), "--detach and --tie contradict each other"),
+        (("--detach", "--max-restarts", "1"), "with --detach, no launcher can restart the run"),
+        (("--detach", "--set", "guard.on_nan=rewind"), "no launcher can rewind the run"),
+        ((), "save is being saved to by run aaaaaaaa"),
+    ],
+)
+def test_a_run_that_is_refused_is_so_before_hours_of_tokenizing(
+    text: Path, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...], told: str
+) -> None:
+    """These came after the data was made."""
+    save = text.parent / "save"
+    made = list[TokenizedRun]()
+
+    def make(data: TokenizedRun) -> None:
+        made.append(data)
+
+    monkeypatch.setattr(TokenizedRun, "make", make)
+    theirs = job(ANOTHER, save)
+    monkeypatch.setattr(launch.find, "jobs", lambda: [(HERE, theirs)])
+    settings = (f"data.text={text}", f"checkpoint.save={save}", "checkpoint.save_interval=5")
+    monkeypatch.setattr(api, "backend", lambda name: NO_GPUS)
+    command = ["gpt2-tiny.yaml", "--no-preflight", "--gpus", "0", *options]
+    code, _, err = run(text.parent, *command, *(f"--set={each}" for each in settings))
+    assert (code, told in err) == (2, True), err
+    assert not made
 
 
 needs_root = pytest.mark.skipif(os.getuid() != 0, reason="needs root, as sudo gives it")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+import json
 import os
 import re
 import subprocess
@@ -17,6 +19,7 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
 from launcher.base import yamlfile
+from launcher.cli import runfile
 from launcher.cli.describe import describe
 from launcher.runs.backends.docker import docker_request
 from launcher.runs.checks import auto, memory
@@ -322,3 +325,10 @@ def test_spans_have_gaps_where_an_option_was_gone() -> None:
         "--a": {"x": "1.0-1.0,1.3-", "x y": "1.1-1.1"},
         "--b": {"z": "1.1-1.1"},
     }
+
+
+def test_the_schema_is_printed_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    parser = runfile.schema.declare(argparse.ArgumentParser())
+    assert runfile.schema(parser.parse_args([])) == 0
+    assert json.loads(capsys.readouterr().out) == SCHEMA
+    assert "yaml-language-server: $schema=" in (parser.epilog or "")

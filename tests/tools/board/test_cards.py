@@ -14,7 +14,7 @@ from launcher.base.errors import UsageError
 from launcher.cli import main
 from launcher.runs.records import record, recorded_runs
 from launcher.tools.board import board, cards
-from tests.tools.board.samples import HOSTILE, keep, several, steps
+from tests.runs.record_samples import HOSTILE, keep, several, steps
 
 
 def read(alive: dict[str, str] | None = None, **more: Any) -> dict[str, dict[str, Any]]:

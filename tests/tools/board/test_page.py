@@ -11,7 +11,7 @@ import pytest
 
 from launcher.base.settings import settings
 from launcher.tools.board import board, server
-from tests.tools.board.samples import HOSTILE, keep, several, steps
+from tests.runs.record_samples import HOSTILE, keep, several, steps
 from tests.tools.trials import browser
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]

@@ -16,8 +16,8 @@ import pytest
 
 from launcher.base.errors import UsageError
 from launcher.tools.board import server
+from tests.runs.record_samples import several, steps
 from tests.tables import table
-from tests.tools.board.samples import several, steps
 
 
 @pytest.fixture

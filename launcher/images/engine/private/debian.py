@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import tarfile
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,6 +19,7 @@ from launcher.base import files, owned
 from launcher.base.errors import EngineError, nearest
 from launcher.base.settings import settings
 from launcher.images.engine.private import packages
+from launcher.images.engine.private.packages import Say
 
 if TYPE_CHECKING:
     from docker import DockerClient
@@ -42,7 +43,6 @@ FORGOTTEN = ["apt/sources.list", "apt/sources.list.d/*", "hostname", "resolv.con
 KEPT_VARIABLES = ("PATH", "HOME", "TMPDIR", "LD_LIBRARY_PATH", "PERL5LIB", "no_proxy", "NO_PROXY")
 STEP = re.compile(r"I: ((?:running apt-get update|downloading|extracting|installing|creating).*)")
 """How mmdebstrap begins the line of a step that takes a while."""
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)

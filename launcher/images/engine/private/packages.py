@@ -16,6 +16,7 @@ from launcher.base.errors import EngineError
 COMPLETE = ".complete"
 REQUIRED = re.compile(r"^(Essential: yes|Priority: required)$", re.MULTILINE)
 NEEDS = re.compile(r"^(?:Pre-)?Depends: (.*)$", re.MULTILINE)
+Say = Callable[[str], None]
 
 
 def unpack(folder: Path, wanted: Sequence[str], optional: Sequence[str] = ()) -> Path:

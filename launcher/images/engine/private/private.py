@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +23,7 @@ from launcher.base.errors import EngineError
 from launcher.base.files import closing_handle, open_own
 from launcher.base.trust import require_trusted
 from launcher.images.engine.private import packages, supervisor
+from launcher.images.engine.private.packages import Say
 
 if TYPE_CHECKING:
     from docker import DockerClient
@@ -41,7 +42,6 @@ HELLO_WITHIN = 10.0
 END_WITHIN = 2.0
 LOG = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
 ANSWER_WITHIN = 600  # a step of a build, a wait for a container
-Say = Callable[[str], None]
 _START_YOURSELF = "Start an engine yourself and point DOCKER_HOST at it."
 
 

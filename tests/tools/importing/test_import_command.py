@@ -1,16 +1,14 @@
-"""`launcher import` and `launcher schema`, as commands."""
+"""`launcher import` as a command."""
 
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 
 import pytest
 
 from launcher.base.errors import UsageError
-from launcher.cli.runfile import import_, schema
-from launcher.tools import json_schema as plan_schema
+from launcher.cli.runfile import import_
 from tests.tools.importing.conftest import sandbox_here
 
 SCRIPT = """\
@@ -95,10 +93,3 @@ def test_nothing_of_the_script_is_run(tmp_path: Path, capsys: pytest.CaptureFixt
     )
     assert run([str(path)]) == 0
     assert sorted(one.name for one in tmp_path.iterdir()) == ["a.sh"]
-
-
-def test_the_schema_is_printed_as_json(capsys: pytest.CaptureFixture[str]) -> None:
-    parser = schema.declare(argparse.ArgumentParser())
-    assert schema(parser.parse_args([])) == 0
-    assert json.loads(capsys.readouterr().out) == plan_schema.schema()
-    assert "yaml-language-server: $schema=" in (parser.epilog or "")
