@@ -24,7 +24,7 @@ HEADING = re.compile(r"^(?:Current thread|Thread) 0x[0-9a-f]+.*\(most recent cal
 LIBRARY = re.compile(
     r"^<|/(?:(?:site|dist)-packages|lib|pytorch)/(?:torch|numpy|_pytest|transformer_engine|apex)/"
     r"|/lib(?:64)?/python3\.\d+/(?!(?:site|dist)-packages/)"
-    r"|/launcher/agent/(?:ranks/stacks|checkout|program|cpu|compat|start)\.py$"
+    r"|/launcher/agent/(?:ranks/stacks|checkout|script|cpu|compat|start)\.py$"
 )
 """The paths of code that a program only passes through: torch, the standard library, this."""
 

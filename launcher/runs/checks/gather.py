@@ -365,7 +365,7 @@ def _dataset(prefix: str, who: RunUser | None) -> Dataset:
         return Dataset(prefix, "", index.tokens, greatest, index.sequences)
     except indexed.DamagedDataset as error:
         return Dataset(prefix, str(error))
-    except (FileNotFoundError, PermissionError):  # runs/follow/files reports it, if need be
+    except (FileNotFoundError, PermissionError):  # runs/follow/run_files reports it, if need be
         return Dataset(prefix, "")
     except OSError as error:
         return Dataset(prefix, f"{error.filename}: {error.strerror}")
