@@ -21,7 +21,7 @@ from tests.test_docs import FENCE, PAGES, ROOT, call, shell, shown, text_of, tra
 __all__ = ["shell"]
 PYTHON = os.environ.get("MEGATRON_PYTHON", sys.executable)
 """A Python with torch and Megatron-Core, where this one has none."""
-SHOWN = ("yaml", "diff", "toml", "{eval-rst}", "bash")  # fences without commands; `bash` is a script
+SHOWN = ("yaml", "diff", "toml", "{eval-rst}", "bash")  # no commands of theirs; `bash` is a script
 FOLLOWS = re.compile(r"launcher (attach|logs -f|board)\b")  # go on until Ctrl-C
 STARTS = re.compile(r"(launcher (?:run|resume)\b.*?)((?: -- .*)?$)")
 ELSEWHERE = re.compile(r"launcher (nodes|tune|forecast|runs receipt|run .*tiny.yaml)")
