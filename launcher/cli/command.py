@@ -140,14 +140,14 @@ JSON = flag("--json", "print one JSON object a line")
 QUIET = flag("--quiet -q", "print only the ids")
 GPUS = argument("--gpus", "GPUs to use: a number, all, 0 (use the CPU) or device=0,1", "WHICH")
 TAGS = argument("tags", "tags, such as 24.10 (`matrix list` lists all)", "TAG", nargs="*")
-ALL = flag("--all", "all tags with CUDA, except those that are `untried`")
+ALL = flag("--all", "all tags with CUDA for which a run was reported")
 MEGATRON = argument("--megatron", "a Megatron release in place of the row's: 0.10.0", "RELEASE")
 RELEASES = argument("--megatron", "releases to use, or all", "RELEASE", action="append", default=[])
 SOURCE = argument("--source", "a Megatron-LM checkout to build from", "PATH", type=checkout)
 EXTRAS = argument(
     "--extras", 'packages to add, or sets that the matrix names: "hf wandb peft<1"', "NAMES"
 )
-BUILDER = image("IMAGE", "a builder image in place of the row's", "--builder")
+BUILDER = image("IMAGE", "an image with compilers, in place of the row's own", "--builder")
 BASES = image(
     "IMAGE",
     "a base image in place of the row's; {tag} in IMAGE stands for the tag",

@@ -41,7 +41,12 @@ TOKENIZER = (
     argument("--eod-token", "end-of-document token (default: tokenizer.json's eos_token)", "TOKEN"),
     argument("--vocab-size", "for TikTokenizer: vocabulary size (131072)", "N", type=int),
     argument("--tiktoken-pattern", "for TikTokenizer (default: v2)", choices=("v1", "v2")),
-    argument("--tiktoken-num-special-tokens", "for TikTokenizer: how many (1000)", "N", type=int),
+    argument(
+        "--tiktoken-num-special-tokens",
+        "for TikTokenizer: number of special tokens (1000)",
+        "N",
+        type=int,
+    ),
     argument("--megatron", "special tokens of this release (0.9.0)", "RELEASE", default="0.9.0"),
 )
 """Which tokenizer; the names are upstream's where it has them."""

@@ -33,7 +33,7 @@ RESTARTS = argument(
 PROCESSES = argument("--processes", "number of processes on the CPU, with --gpus 0", "N", type=int)
 DRY = (
     flag("--dry-run", "show the plan and its command; start nothing"),
-    flag("--full", "with --dry-run, on Kubernetes: also print the ConfigMap with the payload"),
+    flag("--full", "with --dry-run, on Kubernetes: also print the ConfigMap with our code"),
 )
 FOLLOWED = (
     SHOWN,
@@ -52,7 +52,7 @@ FOLLOWED = (
     argument("--node-rank", "number of this node; the first is 0", "N", type=int),
     argument("--master-addr", "address of the first node", "ADDRESS"),
     argument("--master-port", "port of the first node (29500)", "PORT", type=int),
-    argument("--tag", "the image's tag: a row of the matrix"),
+    argument("--tag", "the image's tag, such as 24.10"),
     SOURCE,
     SET,
     *DRY,

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from launcher.tools.importing.shell_script import Images, ImportResult
 
 
-TAG = argument("--tag", "image, if the script names none of the matrix (24.10)", default="24.10")
+TAG = argument("--tag", "tag to use if the script's image has none (24.10)", default="24.10")
 
 
 @command(
@@ -26,7 +26,7 @@ TAG = argument("--tag", "image, if the script names none of the matrix (24.10)",
     argument("--start", "number of the program to use, if several start (first: 1)", "N", type=int),
     argument("--nodes", "number of nodes that the script sees", "N", type=int),
     argument("--gpus", "number of GPUs per node that the script sees", "N", type=int),
-    argument("--trust", "use no sandbox: only stand-ins protect the machine", action="store_true"),
+    argument("--trust", "use no sandbox: the script can change files", action="store_true"),
     usage="%(prog)s SCRIPT [NAME=VALUE ...] [options] [-- ARGS ...]",
     epilog="Arguments after -- are the script's own: $1, $2 and so on.",
 )

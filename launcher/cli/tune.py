@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 CONFIG = argument("config", "a run file, or the name of a preset: gpt2.yaml", "CONFIG")
-TAG = argument("--tag", "the image's tag: a row of the matrix")
+TAG = argument("--tag", "the image's tag, such as 24.10")
 USAGE = "%(prog)s CONFIG [options] [-- ARGS ...]"
 
 
@@ -102,7 +102,7 @@ def _words(args: Namespace) -> list[str]:
 
 
 @command(
-    argument("good", "a run, a run file, RUN_FILE@COMMIT, a row or an image that works", "GOOD"),
+    argument("good", "a run, a run file, RUN_FILE@COMMIT, a tag or an image that works", "GOOD"),
     argument("bad", "as GOOD, but one that fails", "BAD"),
     argument("--run", "the run file, if GOOD and BAD have none (gpt2-tiny)", "CONFIG", default=""),
     SET,

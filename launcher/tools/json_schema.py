@@ -23,7 +23,7 @@ DESCRIPTIONS = {
     "image": 'A tag ("24.10"), an image\'s name, or a section: tag, megatron, extras, python.',
     "program": "gpt (our trainer), a program of upstream (pretrain_gpt.py), or yours (./mine.py).",
     "source": "A Megatron-LM checkout on this machine, used in place of the image's Megatron.",
-    "megatron": 'For an unknown Megatron in the image, a release with its rules: {as: "0.19"}.',
+    "megatron": 'If the image has an unknown Megatron, use rules of this release: {as: "0.19"}.',
     "megatron_args": "Further options by Megatron's names, with a value, a list, or true (a flag).",
     "gpus": "The GPUs to use: a number, all, 0 (use the CPU), or device=0,1.",
     "processes": "The number of processes on the CPU. With GPUs, each GPU has one process.",

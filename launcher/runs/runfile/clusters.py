@@ -105,9 +105,9 @@ class Slurm(Strict):
     reservation: Line | None = None
     dependency: Line | None = None
     exclude: Excluded | None = None
-    """Nodes to leave out, as for sbatch; `auto`: those that failed twice in seven days."""
+    """Nodes to leave out, as for sbatch; `auto`: those with two machine faults in seven days."""
     array: Array | None = None
-    """Start one run per task: 0-7. With %1 (0-9%1), a chain of jobs continues one run."""
+    """Start one run for each number: 0-7. Or continue one run in a chain of 10 jobs: 0-9%1."""
     requeue: Flag = False
     """At the end of `time`, or if a node fails, queue the job again. The run then continues."""
     signal: Whole = 120
@@ -201,7 +201,7 @@ class Kubernetes(Strict):
     per_gpu: dict[Line, Quantity] = Field(default_factory=dict)
     """CPUs and memory to request for each GPU: {cpu: 12, memory: 180Gi}."""
     exclude: ExcludedHosts | None = None
-    """Names of nodes to leave out; `auto`: those that failed twice in seven days."""
+    """Names of nodes to leave out; `auto`: those with two machine faults in seven days."""
     pod: dict[Text, Any] = Field(default_factory=dict)
     """Changes to the pod's template, in its `metadata` and `spec`."""
     restarts: Whole = 0

@@ -87,7 +87,7 @@ def parser(
     add("--num-layers", type=int, required=True)
     add("--hidden-size", type=int, required=True)
     add("--num-attention-heads", type=int, required=True)
-    add("--ffn-hidden-size", type=int, help="by default 4 × hidden size, or 8/3 × with --swiglu")
+    add("--ffn-hidden-size", type=int, help="by default 4 (with --swiglu: 8/3) × hidden size")
     add("--group-query-attention", action="store_true", help="heads share keys and values")
     add("--num-query-groups", type=int, help="groups of heads that share keys and values")
     add("--kv-channels", type=int, help="width of a head, by default hidden size / heads")
@@ -215,7 +215,7 @@ def parser(
     add("--performance-summary", help="JSON file for steps, time, memory, loss and layout")
     add("--profile-steps", type=int, nargs=2, help="first and last iteration to trace")
     add("--profile-ranks", type=int, nargs="+", default=[0])
-    add("--profile-dir", help="folder for traces, rank-N.json.gz (if not given: for nsys)")
+    add("--profile-dir", help="folder for traces, rank-N.json.gz; without it, nsys can trace")
     return made
 
 
