@@ -24,9 +24,9 @@ step against each. When a run fails, its last lines name the failure and the cur
 launcher explain slurm-4711.out   # the log of any training: a run, a file, or - for standard input
 ```
 
-If a log has several failures, `explain` reports the first one without \\* as the cause. The tables
-leave out errors whose own message says what is wrong. For such an error, `explain` prints its line,
-and a cure if it knows one.
+If a log has several failures, `explain` reports the first one that isn't marked \\* below. The
+tables leave out errors whose own message says what is wrong. For such an error, `explain` prints
+its line, and a cure if it knows one.
 
 - \\*: often only a consequence. A rank writes this also after another rank has failed, so `explain`
   reports it as the cause only if the log has no other failure.

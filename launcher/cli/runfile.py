@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from launcher.tools.importing.shell_script import Images, ImportResult
 
 
-TAG = argument("--tag", "tag to use if the script's image has none (24.10)", default="24.10")
+TAG = argument("--tag", "image for a script whose own isn't in the matrix (24.10)", default="24.10")
 
 
 @command(

@@ -118,7 +118,11 @@ def parser(
     add("--transformer-impl", choices=("auto", "local", "transformer_engine"), default="auto")
     add("--bias-fusion", action="store_true", help="compile bias + GELU and bias + dropout")
     add("--cross-entropy-loss-fusion", action="store_true", help="compile the loss")
-    add("--use-cpu-initialization", action="store_true", help="the same weights for every TP size")
+    add(
+        "--use-cpu-initialization",
+        action="store_true",
+        help="draw the first weights alike in each layout",
+    )
     add("--no-fast", action="store_true", help="train without the fast path")
     add = made.add_argument_group("mixture of experts").add_argument
     add("--num-experts", type=int, help="experts in each layer")
@@ -215,7 +219,8 @@ def parser(
     add("--performance-summary", help="JSON file for steps, time, memory, loss and layout")
     add("--profile-steps", type=int, nargs=2, help="first and last iteration to trace")
     add("--profile-ranks", type=int, nargs="+", default=[0])
-    add("--profile-dir", help="folder for traces, rank-N.json.gz; without it, nsys can trace")
+    traces = "folder for torch's traces, rank-N.json.gz; by default nsys records the steps"
+    add("--profile-dir", help=traces)
     return made
 
 
